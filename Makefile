@@ -1,0 +1,58 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMPS := build/stamps
+
+CXX_FILES := $(shell find torch_tpu/csrc -name '*.cc' -o -name '*.h')
+PY_DIRS := torch_tpu tests benchmarks examples setup.py
+# Downloads fail now and then on shared networks: ask again before giving up.
+PIP := $(PY) -m pip install --disable-pip-version-check --retries 10 --timeout 60
+
+.PHONY: venv build test demo bench lint format clean
+
+venv: $(STAMPS)/venv
+
+$(STAMPS)/venv: pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip setuptools wheel ninja pybind11
+	$(PIP) torch==2.13.0
+	$(PIP) $$($(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	  print(*[r for r in p['dependencies'] if not r.startswith('torch')], *p['optional-dependencies']['dev'])")
+	@mkdir -p $(@D) && touch $@
+
+build: $(STAMPS)/install $(STAMPS)/extension
+
+# The editable install: the package's metadata and entry point, and a first build.
+$(STAMPS)/install: $(STAMPS)/venv pyproject.toml setup.py
+	$(PIP) -e . --no-build-isolation --no-deps
+	@mkdir -p $(@D) && touch $@ $(STAMPS)/extension
+
+# After that only the extension is built again, and of that only what changed.
+$(STAMPS)/extension: $(STAMPS)/install $(CXX_FILES)
+	$(PY) setup.py --quiet build_ext --inplace
+	@mkdir -p $(@D) && touch $@
+
+test: build
+	$(PY) -m pytest tests -x -q $(shell $(PY) -c "import xdist; print('-n 2')" 2>/dev/null) $(ARGS)
+
+demo: build
+	$(PY) examples/train_digits.py --device tpu
+
+bench: build
+	for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+
+lint: venv
+	$(BIN)/ruff check $(PY_DIRS)
+	$(BIN)/ruff format --check $(PY_DIRS)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: venv
+	$(BIN)/ruff check --fix $(PY_DIRS)
+	$(BIN)/ruff format $(PY_DIRS)
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist *.egg-info torch_tpu/_C*.so .pytest_cache .mypy_cache .ruff_cache
+	find torch_tpu tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "event.h"
+
+namespace torch_tpu::pjrt {
+
+using DType = PJRT_Buffer_Type;
+
+// Bytes of one element of `dtype`; 4-bit types count as one byte.
+size_t dtype_size(DType dtype);
+// "f32", "i64", "bf16", ...: the StableHLO element type.
+const char* dtype_name(DType dtype);
+
+// Owner of one PJRT_Buffer, an immutable array on one device. Not copyable; runtime/ shares it by reference count.
+class Buffer {
+ public:
+  Buffer(const Plugin* plugin, PJRT_Buffer* buffer) : plugin_(plugin), buffer_(buffer) {}
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  PJRT_Buffer* get() const { return buffer_; }
+  DType dtype() const;
+  std::vector<int64_t> dims() const;
+  std::vector<int64_t> unpadded_dims() const;  // the true sizes of a buffer with bounded dimensions
+  size_t device_bytes() const;
+  Event ready_event() const;
+  bool deleted() const;  // true after donation
+  // Starts a copy into `dst` (row-major, `bytes` long); `dst` must stay alive until the event is ready.
+  Event to_host(void* dst, size_t bytes) const;
+  // A copy on another device of the same client.
+  PJRT_Buffer* copy_to_device(PJRT_Device* device) const;
+
+ private:
+  const Plugin* plugin_;
+  PJRT_Buffer* buffer_;
+};
+
+}  // namespace torch_tpu::pjrt

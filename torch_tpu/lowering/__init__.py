@@ -1,0 +1,1 @@
+"""What every operator means: one file per family, see :mod:`torch_tpu.lowering.registry`."""

@@ -1,0 +1,58 @@
+"""What several families share. Anything used by one family only belongs in its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.tracing.tracer import ScalarOperand, tracer
+
+Number = bool | int | float | complex
+Scalar = Number | ScalarOperand | Value
+
+#: The dtype in which PyTorch accumulates and computes transcendental functions, by storage dtype.
+_COMPUTE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for the half types, else the dtype itself (ATen's ``opmath_type``)."""
+    return _COMPUTE.get(dtype, dtype)
+
+
+def as_value(x: Scalar, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
+    """A number, run-time scalar or value as ``dtype``, broadcast to ``shape``."""
+    if isinstance(x, ScalarOperand):
+        x = x.to(dtype)
+    if isinstance(x, Value):
+        return hlo.broadcast_to(hlo.convert(x, dtype), shape)
+    return hlo.constant(x, dtype, tuple(shape))
+
+
+def canonical_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Sorted non-negative dimensions; None or empty means all."""
+    if dims is None:
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        dims = [dims]
+    if not dims:
+        return tuple(range(rank))
+    return tuple(sorted({d % max(rank, 1) for d in dims})) if rank else ()
+
+
+def lowest(dtype: torch.dtype) -> Number:
+    """The smallest value: -inf for floats."""
+    if dtype.is_floating_point:
+        return float("-inf")
+    return False if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> Number:
+    """The largest value: inf for floats."""
+    if dtype.is_floating_point:
+        return float("inf")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+__all__ = ["Number", "Scalar", "ScalarOperand", "as_value", "canonical_dims", "compute_dtype", "highest", "lowest", "tracer"]

@@ -1,0 +1,240 @@
+"""From one operator call to a program: module text, operands, results.
+
+The eager kernel calls :func:`build` when its program table has no entry for a call. The description of the arguments comes
+from C++ as plain tuples (see :data:`Argument`), the answer goes back as a :class:`Plan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_tpu.lowering import view
+from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.tracing.schema import OpInfo, op_info, resolve
+from torch_tpu.tracing.tracer import ScalarOperand, Tracer
+
+
+class TensorArgument(NamedTuple):
+    """A device tensor: a window on the base array of storage slot ``slot``.
+
+    ``offset`` is the window's offset at this call; the program takes it as an operand. ``fits`` says whether the window's
+    slice stays inside its chain (:mod:`torch_tpu.lowering.view`). ``base`` is None for memory that was never written.
+    ``position`` is the tensor's place among the call's tensor arguments, ``storage`` its storage's size in bytes.
+    """
+
+    position: int
+    slot: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    fits: bool
+    storage: int
+    base: Type | None
+
+
+class HostScalar(NamedTuple):
+    """A 0-d CPU tensor; a ``wrapped`` one came from a Python number and promotes as such."""
+
+    index: int
+    dtype: torch.dtype
+    wrapped: bool
+    value: Any
+
+
+class NumberArgument(NamedTuple):
+    """A Scalar or float argument whose value is an operand."""
+
+    index: int
+    value: Any
+
+
+Argument = TensorArgument | HostScalar | NumberArgument | list[Any] | None | Any
+
+
+class Operand(NamedTuple):
+    """One program argument: ``kind`` is base, offset, scalar, rng, flag or code; ``index`` a slot, position or number."""
+
+    kind: str
+    index: int
+    dtype: torch.dtype
+
+
+class Output(NamedTuple):
+    """One program result. ``slot`` is the storage slot it replaces, or -1 for a fresh storage, or -2 for the index flag."""
+
+    slot: int
+    type: Type
+
+
+class Result(NamedTuple):
+    """One returned tensor: ``output`` of the program seen through a window, or argument ``position``'s storage."""
+
+    output: int  # -1: not a program output
+    position: int  # -1: not an argument
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass
+class Plan:
+    """What C++ needs to run a program and to build the call's results from its outputs."""
+
+    name: str
+    text: str
+    operands: list[Operand]
+    outputs: list[Output]
+    results: list[Any]  # per schema return: Result, None (undefined), or a list of them
+    resizes: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    donations: list[tuple[int, int]] = field(default_factory=list)  # (operand, output)
+    rng_used: int = 0
+
+
+class _Call:
+    """The arguments of one call as traced tensors."""
+
+    def __init__(self, trace: Tracer) -> None:
+        self.trace = trace
+        self.tensors: dict[int, tuple[TensorArgument, torch.Tensor]] = {}  # by id of the meta tensor
+
+    def argument(self, a: Argument) -> Any:
+        if isinstance(a, TensorArgument):
+            return self._tensor(a)
+        if isinstance(a, HostScalar):
+            return self._host_scalar(a)
+        if isinstance(a, NumberArgument):
+            return ScalarOperand(self.trace, a.index, a.value)
+        if isinstance(a, list):
+            return [self.argument(x) for x in a]
+        return a
+
+    def _tensor(self, a: TensorArgument) -> torch.Tensor:
+        t = torch.empty_strided(a.sizes, a.strides, dtype=a.dtype, device="meta")
+        self.tensors[id(t)] = (a, t)
+        self.trace.bind_lazy(t, lambda: self._read(a))
+        return t
+
+    def _host_scalar(self, a: HostScalar) -> Any:
+        if a.wrapped:
+            return ScalarOperand(self.trace, a.index, a.value)
+        t = torch.empty((), dtype=a.dtype, device="meta")
+        self.trace.bind_lazy(t, lambda: self.trace.operand("scalar", a.index, (), a.dtype))
+        return t
+
+    def _base(self, a: TensorArgument) -> Value:
+        if a.base is None:
+            return hlo.constant(0, a.dtype, (a.storage // a.dtype.itemsize,))
+        return self.trace.operand("base", a.slot, a.base.shape, a.base.dtype)
+
+    def _offset(self, a: TensorArgument, base: Value) -> int | Value:
+        """Run-time, unless the window reaches over all of its base: then it can only be 0."""
+        count = a.storage // a.dtype.itemsize
+        if view.span(a.sizes, a.strides) == count:
+            return 0
+        return self.trace.operand("offset", a.position, (), view.index_dtype(count))
+
+    def _read(self, a: TensorArgument) -> Value:
+        base = self._base(a)
+        return view.read_view(base, a.sizes, a.strides, self._offset(a, base), a.dtype, a.fits)
+
+    def write_back(self, plan_outputs: dict[int, Value]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """New bases for every storage whose window was written; returns the arguments that were resized."""
+        resizes = []
+        for a, t in self.tensors.values():
+            sizes, strides = tuple(t.shape), tuple(t.stride())
+            resized = sizes != a.sizes or (strides != a.strides and t.numel() > 0)
+            if resized:
+                resizes.append((a.position, sizes, strides))
+            if not self.trace.cell(t).written:
+                continue
+            value = self.trace.read(t)
+            whole = view.is_dense(sizes, strides) and t.numel() * t.itemsize == a.storage
+            if resized or whole:
+                plan_outputs[a.slot] = view.to_memory_order(value, sizes, strides)
+                continue
+            base = plan_outputs.get(a.slot)
+            base = self._base(a) if base is None else base
+            plan_outputs[a.slot] = view.write_view(base, sizes, strides, self._offset(a, base), value, a.fits)
+        return resizes
+
+
+def build(name: str, arguments: list[Argument], *, precision: str, emulate_precision: bool) -> Plan:
+    """Traces one call of the operator ``name``.
+
+    Args:
+        name: Dispatcher name, e.g. ``aten::add.Tensor``.
+        arguments: One entry per schema argument.
+        precision: ``medium``, ``high`` or ``highest``.
+        emulate_precision: See :class:`Tracer`.
+
+    Raises:
+        NotImplementedError: The operator has neither rule nor decomposition.
+        Exception: Whatever PyTorch's meta kernel raises for bad arguments, unchanged.
+    """
+    op = resolve(name)
+    info = op_info(op)
+    trace = Tracer(precision, emulate_precision)
+    call = _Call(trace)
+    with trace.active():
+        values = [call.argument(a) for a in arguments]
+        schema = op._schema.arguments
+        args = [v for v, a in zip(values, schema, strict=True) if not a.kwarg_only]
+        kwargs = {a.name: v for v, a in zip(values, schema, strict=True) if a.kwarg_only}
+        outs = trace.call(op, args, kwargs)
+        return _finish(name, info, trace, call, outs)
+
+
+def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> Plan:
+    written: dict[int, Value] = {}
+    resizes = call.write_back(written)
+    outputs = [Output(slot, value.type) for slot, value in written.items()]
+    values = list(written.values())
+    fresh: dict[int, int] = {}  # storage -> output
+
+    def result(t: torch.Tensor | None) -> Result | None:
+        if t is None:
+            return None
+        if id(t) in call.tensors:
+            return Result(-1, call.tensors[id(t)][0].position, t.dtype, tuple(t.shape), tuple(t.stride()), 0)
+        storage = t.untyped_storage()._cdata
+        for a, argument in call.tensors.values():
+            if argument.untyped_storage()._cdata == storage:
+                offset = int(t.storage_offset())
+                return Result(-1, a.position, t.dtype, tuple(t.shape), tuple(t.stride()), offset)
+        if storage not in fresh:
+            fresh[storage] = len(values)
+            base = trace._base(trace.cell(t), t)
+            outputs.append(Output(-1, base.type))
+            values.append(base)
+        return Result(fresh[storage], -1, t.dtype, tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
+
+    if isinstance(outs, torch.Tensor) or outs is None:
+        outs = (outs,) if info.op._schema.returns else ()
+    results = [[result(t) for t in r] if isinstance(r, list | tuple) else result(r) for r in outs]
+    if trace.out_of_range is not None:
+        flag = trace.operand("flag", 0, (), torch.int32)
+        code = trace.operand("code", 0, (), torch.int32)
+        raised = hlo.select(trace.out_of_range, code, hlo.constant(0, torch.int32))
+        values.append(hlo.select(hlo.compare(flag, 0, "NE"), flag, raised))
+        outputs.append(Output(-2, values[-1].type))
+    operands = [Operand(*key) for key in trace.operands]
+    donations = _donations(operands, outputs, trace)
+    for operand, output in donations:
+        trace.function.argument_attributes[operand] = f"tf.aliasing_output = {output} : i32"
+    return Plan(name, trace.function.module_text(values), operands, outputs, results, resizes, donations, trace.rng_used)
+
+
+def _donations(operands: list[Operand], outputs: list[Output], trace: Tracer) -> list[tuple[int, int]]:
+    """Written storages give their old base to the result that replaces it, where the types agree."""
+    pairs = []
+    for i, operand in enumerate(operands):
+        for j, output in enumerate(outputs):
+            same = operand.kind == "base" and operand.index == output.slot
+            if (same or (operand.kind == "flag" and output.slot == -2)) and trace.function.arguments[i].type == output.type:
+                pairs.append((i, j))
+    return pairs

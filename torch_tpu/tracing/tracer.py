@@ -1,0 +1,364 @@
+"""Runs PyTorch operators on meta tensors and records what they mean as StableHLO.
+
+A traced tensor is a plain meta tensor. Its storage has a :class:`TraceCell` here, as a device tensor's storage has a cell in
+the runtime: the current base array as a value. View operators run on the meta tensors alone; reading a window rebuilds it
+from the base; writing one computes the new base. So decompositions may use views, in-place operators and ``out=`` freely,
+and everything in one trace becomes one program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._prims_common import elementwise_dtypes
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from torch_tpu.lowering import view
+from torch_tpu.lowering.registry import Rule
+from torch_tpu.stablehlo import Function, Type, Value, ops as hlo
+from torch_tpu.tracing.schema import OpInfo, op_info
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
+
+_local = threading.local()
+
+
+class LoweringError(RuntimeError):
+    """A rule and PyTorch's meta kernel disagree: a bug in the rule, never the user's."""
+
+
+def tracer() -> Tracer:
+    """The trace that is running on this thread; rules use it for random bits, precision and index checks."""
+    return _local.stack[-1]
+
+
+class ScalarOperand:
+    """A run-time number: a Scalar or float argument whose value is not part of the program."""
+
+    def __init__(self, trace: Tracer, index: int, sample: Any) -> None:
+        self.index = index
+        self.sample = sample
+        self._trace = trace
+
+    def to(self, dtype: torch.dtype) -> Value:
+        """The number as a 0-d value of ``dtype``, converted on the host."""
+        return self._trace.operand("scalar", self.index, (), dtype)
+
+
+class TraceCell:
+    """The storage of a traced tensor: its base array, and windows already read."""
+
+    def __init__(self, load: Callable[[], Value] | None = None) -> None:
+        self.base: Value | None = None
+        self.load = load
+        self.windows: dict[Geometry, Value] = {}
+        self.full: Geometry | None = None  # a window in `windows` that covers the storage
+        self.written = False
+
+
+def geometry(t: torch.Tensor) -> Geometry:
+    return tuple(t.shape), tuple(t.stride()), int(t.storage_offset()), t.dtype
+
+
+class Tracer:
+    """One program under construction.
+
+    Args:
+        precision: Of float32 matrix products: ``medium``, ``high`` or ``highest``.
+        emulate_precision: Reproduce the TPU's passes with ``reduce_precision`` (XLA on CPU ignores the attribute).
+    """
+
+    def __init__(self, precision: str = "highest", emulate_precision: bool = True) -> None:
+        self.function = Function()
+        self.precision = precision
+        self.emulate_precision = emulate_precision
+        self.operands: dict[tuple[str, int, torch.dtype], Value] = {}
+        self.rng_used = 0
+        self.out_of_range: Value | None = None
+        self.op_names: list[str] = []
+        self._cells: dict[int, TraceCell] = {}
+        self._alive: list[Any] = []
+        self._mode = _TracingMode(self)
+
+    # ---- operands -----------------------------------------------------------------------------------------------------
+    def operand(self, kind: str, index: int, shape: Sequence[int], dtype: torch.dtype) -> Value:
+        """The program argument for run-time quantity ``index`` of ``kind``, as ``dtype``; created on first use."""
+        key = (kind, index, dtype)
+        if key not in self.operands:
+            self.operands[key] = self.function.argument(tuple(shape), dtype)
+        return self.operands[key]
+
+    def random_bits(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
+        """Uniform random bits from the generator's counter (Philox 4x32, Salmon et al. 2011)."""
+        state = self.operand("rng", 0, (2,), torch.uint64)
+        if self.rng_used:
+            state = state + hlo.constant_list([0, self.rng_used], torch.uint64)
+        blocks = -(-math.prod(shape) * dtype.itemsize // 16)
+        self.rng_used += max(blocks, 1)
+        return hlo.rng_bit_generator(state, tuple(shape), dtype)[1]
+
+    def check_index(self, bad: Value) -> None:
+        """Reports an out-of-range index at the next synchronisation if any element of ``bad`` is true."""
+        any_bad = hlo.reduce_one(bad, False, range(bad.ndim), hlo.or_)
+        self.out_of_range = any_bad if self.out_of_range is None else hlo.or_(self.out_of_range, any_bad)
+
+    # ---- cells --------------------------------------------------------------------------------------------------------
+    def cell(self, t: torch.Tensor) -> TraceCell:
+        key = t.untyped_storage()._cdata
+        if key not in self._cells:
+            self._cells[key] = TraceCell()
+            self._alive.append(t.untyped_storage())
+        return self._cells[key]
+
+    def has_cell(self, t: torch.Tensor) -> bool:
+        return t.untyped_storage()._cdata in self._cells
+
+    def bind(self, t: torch.Tensor, value: Value) -> None:
+        """Makes ``value`` the contents of a fresh tensor."""
+        if value.shape != tuple(t.shape) or value.dtype != t.dtype:
+            raise LoweringError(f"expected {Type(tuple(t.shape), t.dtype)}, the rule gave {value.type}")
+        self._store(self.cell(t), t, value)
+
+    def bind_lazy(self, t: torch.Tensor, load: Callable[[], Value]) -> None:
+        """As :meth:`bind`, with a value that is only computed when somebody reads it."""
+        cell = self.cell(t)
+        cell.load, cell.full = load, geometry(t)
+
+    def read(self, t: torch.Tensor) -> Value:
+        """The contents of a traced tensor as a row-major value."""
+        if t.device.type != "meta":
+            return self._embed(t)
+        cell, key = self.cell(t), geometry(t)
+        if cell.load is not None and cell.full is not None and cell.full not in cell.windows:
+            cell.windows[cell.full] = cell.load()
+        if key not in cell.windows:
+            sizes, strides, offset, dtype = key
+            cell.windows[key] = view.read_view(self._base(cell, t), sizes, strides, offset, dtype)
+        return cell.windows[key]
+
+    def write(self, t: torch.Tensor, value: Value) -> None:
+        """``t`` = ``value``, seen by every alias. ``value`` has ``t``'s shape and dtype."""
+        cell = self.cell(t)
+        if value.shape != tuple(t.shape) or value.dtype != t.dtype:
+            raise LoweringError(f"expected {Type(tuple(t.shape), t.dtype)}, the rule gave {value.type}")
+        if cell.windows.get(geometry(t)) is value:
+            return
+        cell.written = True
+        self._store(cell, t, value)
+
+    def _store(self, cell: TraceCell, t: torch.Tensor, value: Value) -> None:
+        key = sizes, strides, offset, dtype = geometry(t)
+        if t.numel() * t.itemsize == t.untyped_storage().nbytes() and view.is_dense(sizes, strides):
+            cell.base, cell.full = None, key
+        else:
+            cell.base = view.write_view(self._base(cell, t), sizes, strides, offset, value)
+            cell.full = None
+        cell.load = None
+        cell.windows = {key: value}
+
+    def _base(self, cell: TraceCell, t: torch.Tensor) -> Value:
+        if cell.base is None:
+            if cell.full is not None:
+                sizes, strides, offset, dtype = cell.full
+                if cell.full not in cell.windows:
+                    assert cell.load is not None
+                    cell.windows[cell.full] = cell.load()
+                value = cell.windows[cell.full]
+                if offset == 0 and view.is_compact(sizes, strides):
+                    cell.base = view.to_memory_order(value, sizes, strides)
+                else:
+                    blank = hlo.constant(0, dtype, (offset + view.span(sizes, strides),))
+                    cell.base = view.write_view(blank, sizes, strides, offset, value)
+            else:  # memory that nobody has written: zeros stand for "undefined"
+                count = t.untyped_storage().nbytes() // t.itemsize
+                cell.base = hlo.constant(0, t.dtype, (count,))
+        return cell.base
+
+    def _embed(self, t: torch.Tensor) -> Value:
+        """A CPU tensor that a decomposition made becomes a constant."""
+        if t.device.type != "cpu" or t.numel() > 4096:
+            raise LoweringError(f"a {t.device.type} tensor of {t.numel()} elements inside a decomposition")
+        flat = t.detach().resolve_conj().resolve_neg().reshape(-1).tolist()
+        if t.numel() == 1 or len(set(map(repr, flat))) == 1:
+            return hlo.constant(flat[0], t.dtype, tuple(t.shape))
+        return hlo.reshape(hlo.constant_list(flat, t.dtype), tuple(t.shape))
+
+    # ---- operators ----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Makes this the thread's trace."""
+        stack = getattr(_local, "stack", None)
+        if stack is None:
+            stack = _local.stack = []
+        stack.append(self)
+        try:
+            with self.function.building(), torch._C.DisableTorchFunction():
+                yield
+        finally:
+            stack.pop()
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs PyTorch code on traced tensors inside this trace."""
+        with self._mode:
+            return function(*args, **kwargs)
+
+    def call(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """One operator on traced tensors: meta kernel, then rule or decomposition, then results bound or written back."""
+        info = op_info(op)
+        kwargs = {k: _to_meta(v) for k, v in kwargs.items()}
+        if info.is_view and info.rule is None:
+            return op(*_numbers(args), **_numbers(kwargs))
+        bound = _bind(op, args, kwargs)
+        if info.rule is not None:
+            return self._apply(info, info.rule, bound, args, kwargs)
+        return self._decompose(info, bound, args, kwargs)
+
+    def _apply(self, info: OpInfo, rule: Rule, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        values = tree_map_only(torch.Tensor, self.read, {k: v for k, v in bound.items() if k not in info.out})
+        outs = info.op(*_numbers(args), **_numbers(kwargs))
+        targets = self._targets(info, bound, outs)
+        self.op_names.append(info.name)
+        results = _call_rule(info, rule, bound, values, targets)
+        extra = [bound[name] for name in rule.mutates if bound[name] is not None]
+        self._bind_results(info, [*targets, *extra], results)
+        return outs
+
+    @staticmethod
+    def _targets(info: OpInfo, bound: dict[str, Any], outs: Any) -> list[torch.Tensor | None]:
+        """The tensors that a rule's results go to: written arguments, then fresh results."""
+        written = [t for name in info.written for t in tree_flatten(bound[name])[0] if isinstance(t, torch.Tensor)]
+        known = {id(t) for t in written}
+        fresh = tree_flatten(outs, is_leaf=lambda x: x is None)[0]
+        return [*written, *(t for t in fresh if id(t) not in known)]
+
+    def _bind_results(self, info: OpInfo, targets: list[torch.Tensor | None], results: Any) -> None:
+        flat = tree_flatten(results, is_leaf=lambda x: x is None or isinstance(x, Value))[0]
+        if len(flat) != len(targets):
+            raise LoweringError(f"{info.name}: the operator has {len(targets)} results, the rule gave {len(flat)}.")
+        for target, value in zip(targets, flat, strict=True):
+            if target is None or value is None:
+                continue
+            try:
+                if self.has_cell(target):
+                    value = hlo.convert(value, target.dtype)
+                    self.write(target, hlo.broadcast_to(value, target.shape))
+                else:
+                    self.bind(target, value)
+            except LoweringError as error:
+                raise LoweringError(f"{info.name}: PyTorch's meta kernel and the lowering rule disagree: {error}.") from None
+
+    def _decompose(self, info: OpInfo, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        from torch._decomp import decomposition_table
+
+        args, kwargs = _numbers(args), _numbers(kwargs)
+        target = info.functional
+        keys = torch._C.DispatchKey
+        if decomposition := decomposition_table.get(info.op):
+            return self.run(decomposition, *args, **kwargs)
+        if target is not None and target is not info.op and (decomposition := decomposition_table.get(target)):
+            outs = info.op(*args, **kwargs)
+            inputs = {k: v for k, v in _numbers(bound).items() if k not in info.out}
+            results = self.run(decomposition, **inputs)
+            flat = tree_flatten(results)[0]
+            self._bind_results(info, self._targets(info, bound, outs), [self.read(t) for t in flat])
+            return outs
+        if info.op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
+            return self.run(info.op.decompose, *args, **kwargs)
+        if not info.written and not _takes_tensors(args, kwargs):
+            return info.op(*args, **kwargs)  # a factory of undefined contents
+        if info.op.has_kernel_for_dispatch_key(keys.CompositeExplicitAutograd):
+            return self.run(lambda *a, **k: info.op._op_dk(keys.CompositeExplicitAutograd, *a, **k), *args, **kwargs)
+        if target is not None and target is not info.op and target.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
+            outs = info.op(*args, **kwargs)
+            results = self.run(target.decompose, **{k: v for k, v in _numbers(bound).items() if k not in info.out})
+            self._bind_results(info, self._targets(info, bound, outs), [self.read(t) for t in tree_flatten(results)[0]])
+            return outs
+        raise NotImplementedError(missing(info.name))
+
+
+def missing(name: str) -> str:
+    """The sentence for an operator that has neither a rule nor a decomposition."""
+    return (
+        f"The operator '{name}' has no lowering rule and no decomposition on tpu. Move its inputs to the CPU for this call, "
+        f"or add a rule (see docs/operators.md)."
+    )
+
+
+class _TracingMode(TorchDispatchMode):
+    def __init__(self, trace: Tracer) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._trace.call(func, args, kwargs or {})
+
+
+# ---- arguments ----------------------------------------------------------------------------------------------------------
+def _to_meta(value: Any) -> Any:
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _numbers(tree: Any) -> Any:
+    """Run-time numbers replaced by the value of the call at hand, for meta kernels."""
+    return tree_map_only(ScalarOperand, lambda s: s.sample, tree)
+
+
+def _takes_tensors(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) for t in tree_flatten((args, kwargs))[0])
+
+
+def _bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, defaults filled in, in schema order."""
+    bound: dict[str, Any] = {}
+    for i, argument in enumerate(op._schema.arguments):
+        if i < len(args) and not argument.kwarg_only:
+            bound[argument.name] = args[i]
+        elif argument.name in kwargs:
+            bound[argument.name] = kwargs[argument.name]
+        else:
+            bound[argument.name] = argument.default_value
+    return bound
+
+
+def _call_rule(info: OpInfo, rule: Rule, bound: dict[str, Any], values: dict[str, Any], targets: list[Any]) -> Any:
+    schema = [a for a in info.op._schema.arguments if a.name not in info.out]
+    result_types = [None if t is None else Type(tuple(t.shape), t.dtype) for t in targets]
+    if rule.promote is None:
+        return _invoke(rule, schema, values, result_types)
+    promoted = rule.promoted or tuple(
+        a.name for a in schema if not a.kwarg_only and str(a.type) in ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
+    )
+    inputs = [_as_promotable(bound[n]) for n in promoted if bound[n] is not None]
+    compute, _ = elementwise_dtypes(*inputs, type_promotion_kind=rule.promote)
+    shape = hlo.broadcast_shapes(*(v.shape for v in values.values() if isinstance(v, Value)))
+    for a in schema:
+        v = values[a.name]
+        if isinstance(v, ScalarOperand):
+            v = v.to(compute)
+            values[a.name] = v if a.kwarg_only else hlo.broadcast_to(v, shape)
+        elif isinstance(v, Value):
+            values[a.name] = hlo.broadcast_to(hlo.convert(v, compute) if a.name in promoted else v, shape)
+    result = _invoke(rule, schema, values, result_types)
+    if isinstance(result, Value) and result_types and result_types[0] is not None:
+        return hlo.convert(result, result_types[0].dtype)
+    return result
+
+
+def _as_promotable(x: Any) -> Any:
+    return x.sample if isinstance(x, ScalarOperand) else x
+
+
+def _invoke(rule: Rule, schema: list[Any], values: dict[str, Any], result_types: list[Type | None]) -> Any:
+    positional = [values[a.name] for a in schema if not a.kwarg_only]
+    keywords = {a.name: values[a.name] for a in schema if a.kwarg_only and a.name in rule.keywords}
+    if "result" in rule.keywords:
+        keywords["result"] = result_types
+    return rule.function(*positional, **keywords)
+
