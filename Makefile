@@ -2,7 +2,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-STAMPS := build/stamps
 
 CXX_FILES := $(shell find torch_tpu/csrc -name '*.cc' -o -name '*.h')
 PY_DIRS := torch_tpu tests benchmarks examples setup.py
@@ -11,25 +10,25 @@ PIP := $(PY) -m pip install --disable-pip-version-check --retries 10 --timeout 6
 
 .PHONY: venv build test demo bench lint format clean
 
-venv: $(STAMPS)/venv
+venv: $(VENV)/.installed
 
-$(STAMPS)/venv: pyproject.toml
+$(VENV)/.installed: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools wheel ninja pybind11
 	$(PIP) torch==2.13.0
 	$(PIP) $$($(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	  print(*[r for r in p['dependencies'] if not r.startswith('torch')], *p['optional-dependencies']['dev'])")
-	@mkdir -p $(@D) && touch $@
+	touch $@
 
-build: $(STAMPS)/install $(STAMPS)/extension
+build: $(VENV)/.editable build/.extension
 
 # The editable install: the package's metadata and entry point, and a first build.
-$(STAMPS)/install: $(STAMPS)/venv pyproject.toml setup.py
+$(VENV)/.editable: $(VENV)/.installed pyproject.toml setup.py
 	$(PIP) -e . --no-build-isolation --no-deps
-	@mkdir -p $(@D) && touch $@ $(STAMPS)/extension
+	touch $@
 
 # After that only the extension is built again, and of that only what changed.
-$(STAMPS)/extension: $(STAMPS)/install $(CXX_FILES)
+build/.extension: $(VENV)/.editable $(CXX_FILES)
 	$(PY) setup.py --quiet build_ext --inplace
 	@mkdir -p $(@D) && touch $@
 
@@ -54,5 +53,5 @@ format: venv
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:
-	rm -rf build dist *.egg-info torch_tpu/_C*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info torch_tpu/_C*.so $(VENV)/.editable .pytest_cache .mypy_cache .ruff_cache
 	find torch_tpu tests -name __pycache__ -prune -exec rm -rf {} +

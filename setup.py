@@ -18,7 +18,7 @@ def pjrt_include_dir() -> str:
     """The folder of pjrt_c_api.h, which the package xla-cpu-pjrt carries."""
     spec = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("torch_tpu needs pjrt_c_api.h from the package xla-cpu-pjrt: run `pip install xla-cpu-pjrt==0.0.1`.")
+        raise RuntimeError("pjrt_c_api.h is missing: run `pip install xla-cpu-pjrt==0.0.1`, which carries it.")
     return str(Path(spec.submodule_search_locations[0], "include"))
 
 
@@ -36,6 +36,7 @@ setup(
         CppExtension(
             "torch_tpu._C",
             sources=sorted(str(path) for path in CSRC.rglob("*.cc")),
+            depends=sorted(str(path) for path in CSRC.rglob("*.h")),
             include_dirs=[str(CSRC.resolve()), pjrt_include_dir()],
             extra_compile_args=["-O2", "-std=c++20", "-fvisibility=hidden", "-Wall", "-g0"],
             libraries=["dl"],

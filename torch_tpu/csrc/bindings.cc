@@ -1,7 +1,179 @@
+// pybind11, nothing else: what the Python package calls.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "eager/kernel.h"
+#include "eager/registration.h"
+#include "runtime/dtypes.h"
+#include "runtime/runtime.h"
+
+namespace py = pybind11;
 
 namespace torch_tpu {
-void bind_pjrt(pybind11::module_& m);
+void bind_pjrt(py::module_& m);
+
+namespace {
+
+using Flags = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
+using Dims = std::vector<int64_t>;
+
+const ArrayType* array_type(int dtype, const Dims& dims) { return ArrayType::get(to_pjrt(static_cast<c10::ScalarType>(dtype)), dims); }
+
+Result make_result(const py::handle& item) {
+  Result result;
+  if (item.is_none()) return result;
+  if (py::isinstance<py::list>(item)) {
+    result.kind = Result::kList;
+    for (auto inner : item) result.list.push_back(make_result(inner));
+    return result;
+  }
+  const auto [kind, index, dtype, sizes, strides, offset] = item.cast<std::tuple<std::string, int32_t, int, Dims, Dims, int64_t>>();
+  result.kind = kind == "output" ? Result::kOutput : kind == "argument" ? Result::kArgument : Result::kArgumentWindow;
+  result.index = index;
+  result.dtype = static_cast<c10::ScalarType>(dtype);
+  result.sizes.assign(sizes.begin(), sizes.end());
+  result.strides.assign(strides.begin(), strides.end());
+  result.offset = offset;
+  return result;
 }
 
-PYBIND11_MODULE(_C, m) { torch_tpu::bind_pjrt(m); }
+OperandKind operand_kind(const std::string& kind) {
+  static const std::map<std::string, OperandKind> kinds{
+      {"base", OperandKind::kBase}, {"offset", OperandKind::kOffset}, {"scalar", OperandKind::kScalar}, {"scalars", OperandKind::kScalars},
+      {"rng", OperandKind::kRng},   {"flag", OperandKind::kFlag},     {"code", OperandKind::kCode}};
+  return kinds.at(kind);
+}
+
+// A compiled program on its way from the plugin to the table.
+struct Executable {
+  std::unique_ptr<pjrt::Executable> executable;
+};
+
+std::shared_ptr<Program> make_program(Executable& executable, const std::string& name,
+                                      const std::vector<std::tuple<std::string, int32_t, int>>& operands,
+                                      const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
+                                      const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
+                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks, bool uses_precision) {
+  auto program = std::make_shared<Program>();
+  program->name = name;
+  program->executable = std::move(executable.executable);
+  TORCH_INTERNAL_ASSERT(program->executable && program->executable->num_outputs() == outputs.size());
+  for (const auto& [kind, index, dtype] : operands)
+    program->operands.push_back({operand_kind(kind), index, to_pjrt(static_cast<c10::ScalarType>(dtype))});
+  for (const auto& [slot, dtype, dims] : outputs) {
+    program->outputs.push_back({slot, array_type(dtype, dims)});
+    if (slot == kIndexFlag) program->index_code = Runtime::index_code(name);
+  }
+  for (auto item : results) program->results.push_back(make_result(item));
+  for (const auto& [position, sizes, strides] : resizes) program->resizes.push_back({position, sizes, strides});
+  program->donations = std::move(donations);
+  program->rng_blocks = rng_blocks;
+  program->uses_precision = uses_precision;
+  return program;
+}
+
+Executable compile(const std::string& text, const Flags& flags) {
+  py::gil_scoped_release unlocked;
+  pjrt::CompileOptions options;
+  options.flags = flags;
+  return {Runtime::get().client().compile(text, options)};
+}
+
+Executable load(const py::bytes& bytes) {
+  const std::string_view view = bytes;
+  py::gil_scoped_release unlocked;
+  return {Runtime::get().client().deserialize(view)};
+}
+
+py::dict platform_info() {
+  const auto& runtime = Runtime::get();
+  py::dict out;
+  out["name"] = runtime.platform().name;
+  out["plugin"] = runtime.platform().plugin_path;
+  out["platform"] = runtime.client().platform_name();
+  out["version"] = runtime.client().platform_version();
+  out["api"] = py::make_tuple(runtime.client().plugin().api_major(), runtime.client().plugin().api_minor());
+  py::list kinds;
+  for (const auto& device : runtime.client().devices()) kinds.append(device.kind());
+  out["device_kinds"] = kinds;
+  return out;
+}
+
+void bind_runtime(py::module_& m) {
+  m.def("_set_platform_resolver", [](py::function resolve, py::function count) {
+    // Leaked on purpose: the runtime may ask until the very end of the process.
+    auto* functions = new std::pair<py::function, py::function>(std::move(resolve), std::move(count));
+    Runtime::set_platform_resolver(
+        [functions] {
+          py::gil_scoped_acquire gil;
+          auto answer = functions->first().cast<std::tuple<std::string, std::string, std::map<std::string, pjrt::OptionValue>, int64_t>>();
+          Platform platform{std::get<0>(answer), std::get<1>(answer), {}, std::get<3>(answer)};
+          for (auto& [key, value] : std::get<2>(answer)) platform.options.emplace_back(key, value);
+          return platform;
+        },
+        [functions] {
+          py::gil_scoped_acquire gil;
+          return functions->second().cast<int>();
+        });
+  });
+  m.def("_init", [] {
+    py::gil_scoped_release unlocked;
+    Runtime::get();
+  });
+  m.def("_is_initialized", &Runtime::initialized);
+  m.def("_is_in_bad_fork", &Runtime::in_bad_fork);
+  m.def("_shutdown", [] {
+    py::gil_scoped_release unlocked;
+    Runtime::shutdown();
+  });
+  m.def("_device_count", &Runtime::device_count);
+  m.def("_current_device", [] { return static_cast<int>(Runtime::current_device()); });
+  m.def("_exchange_device", [](int index) { return static_cast<int>(Runtime::exchange_device(static_cast<c10::DeviceIndex>(index))); });
+  m.def("_synchronize", [](int index) {
+    py::gil_scoped_release unlocked;
+    if (Runtime::initialized()) Runtime::get().device(static_cast<c10::DeviceIndex>(index)).synchronize();
+  });
+  m.def("_platform_info", &platform_info);
+  m.def("_capacity", [](int index) { return Runtime::get().device(static_cast<c10::DeviceIndex>(index)).capacity; });
+}
+
+void bind_programs(py::module_& m) {
+  py::class_<Executable>(m, "_Executable").def("serialize", [](const Executable& e) { return py::bytes(e.executable->serialize()); });
+  py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) { return p.hits.load(); });
+  m.def("_compile", &compile);
+  m.def("_load", &load);
+  m.def("_make_program", &make_program);
+  m.def("_table_stats", [] {
+    const auto stats = ProgramTable::stats();
+    py::dict out;
+    out["hits"] = stats.hits;
+    out["misses"] = stats.misses;
+    out["evictions"] = stats.evictions;
+    out["programs"] = stats.programs;
+    return out;
+  });
+  m.def("_reset_table_stats", &ProgramTable::reset_stats);
+  m.def("_clear_table", &ProgramTable::clear_all);
+  m.def("_set_table_capacity", &ProgramTable::set_capacity);
+}
+
+void bind_modes(py::module_& m) {
+  m.def("_precision", &current_precision);
+  m.def("_set_precision", &set_precision);
+  m.def("_exchange_scoped_precision", &exchange_scoped_precision);
+  m.def("_mode", [] { return static_cast<int>(current_mode()); });
+  m.def("_set_mode", [](int mode) { set_mode(static_cast<Mode>(mode)); });
+  m.def("_exchange_scoped_mode", &exchange_scoped_mode);
+}
+
+}  // namespace
+}  // namespace torch_tpu
+
+PYBIND11_MODULE(_C, m) {
+  torch_tpu::bind_pjrt(m);
+  torch_tpu::bind_runtime(m);
+  torch_tpu::bind_programs(m);
+  torch_tpu::bind_modes(m);
+  m.def("_register_kernels", &torch_tpu::register_kernels);
+}

@@ -17,7 +17,8 @@ namespace {
 
 using namespace torch_tpu::pjrt;
 
-// ---- values ----------------------------------------------------------------------------------------------------------
+// ---- values
+// ----------------------------------------------------------------------------------------------------------
 
 OptionValue option_value(const std::string& name, py::handle value) {
   if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
@@ -47,7 +48,8 @@ CompileOptions to_compile_options(const py::dict& flags, int64_t replicas, int64
   return options;
 }
 
-// ---- dtypes ----------------------------------------------------------------------------------------------------------
+// ---- dtypes
+// ----------------------------------------------------------------------------------------------------------
 
 struct HostType {
   DType dtype;
@@ -101,12 +103,13 @@ py::dtype numpy_dtype(DType dtype) {
 DType pjrt_dtype(const py::array& array, size_t index) {
   auto name = py::str(array.dtype().attr("name")).cast<std::string>();
   if (!array.dtype().attr("isnative").cast<bool>())
-    throw py::value_error("Argument " + std::to_string(index) + " has the byte order of another machine: pass array.astype('" + name +
-                          "').");
+    throw py::value_error("Argument " + std::to_string(index) +
+                          " has the byte order of another machine: pass array.astype('" + name + "').");
   for (const HostType& type : kHostTypes)
     if (name == type.numpy) return type.dtype;
-  throw py::type_error("Argument " + std::to_string(index) + " has dtype " + name +
-                       ", which the device does not know; use bool, an integer, float or complex dtype, or an ml_dtypes one.");
+  throw py::type_error(
+      "Argument " + std::to_string(index) + " has dtype " + name +
+      ", which the device does not know; use bool, an integer, float or complex dtype, or an ml_dtypes one.");
 }
 
 // The dtype by StableHLO name, for raw arrays (uint16 holding bf16): it must be as wide as the array's own.
@@ -120,7 +123,8 @@ DType reinterpreted(const std::string& name, const py::array& array, size_t inde
   throw py::value_error("'" + name + "' is not a StableHLO element type that a host array can hold.");
 }
 
-// ---- arrays and buffers ----------------------------------------------------------------------------------------------
+// ---- arrays and buffers
+// ----------------------------------------------------------------------------------------------
 
 struct HostArray {
   py::array array;  // row-major
@@ -132,8 +136,8 @@ using DTypeNames = std::optional<std::vector<std::string>>;
 
 std::vector<HostArray> host_arrays(const py::sequence& values, const DTypeNames& dtypes) {
   if (dtypes && dtypes->size() != values.size())
-    throw py::value_error("dtypes has " + std::to_string(dtypes->size()) + " entries for " + std::to_string(values.size()) +
-                          " arguments.");
+    throw py::value_error("dtypes has " + std::to_string(dtypes->size()) + " entries for " +
+                          std::to_string(values.size()) + " arguments.");
   std::vector<HostArray> result;
   for (size_t i = 0; i < values.size(); ++i) {
     py::object value = values[i];
@@ -200,7 +204,8 @@ std::vector<py::array> download(const Buffers& buffers) {
   return arrays;
 }
 
-// ---- classes ---------------------------------------------------------------------------------------------------------
+// ---- classes
+// ---------------------------------------------------------------------------------------------------------
 
 py::dict memory_dict(const MemoryStats& stats) {
   using namespace py::literals;
@@ -235,7 +240,8 @@ class PyExecutable {
     return download(adopt(*client_, outputs));
   }
 
-  std::vector<std::vector<py::array>> run_on_all(const std::vector<py::sequence>& values, const DTypeNames& dtypes) const {
+  std::vector<std::vector<py::array>> run_on_all(const std::vector<py::sequence>& values,
+                                                 const DTypeNames& dtypes) const {
     if (values.empty()) throw py::value_error("run_on_all needs one list of arguments for each device.");
     std::vector<Buffers> inputs;
     std::vector<std::vector<PJRT_Buffer*>> args, outputs;
@@ -287,8 +293,8 @@ std::unique_ptr<PyExecutable> compile(const ClientPtr& client, const py::object&
   return std::make_unique<PyExecutable>(client, client->compile(program, options));
 }
 
-std::unique_ptr<Topology::Compiled> compile_ahead(const Topology& topology, const py::object& text, const py::dict& flags,
-                                                  int64_t num_replicas, int64_t num_partitions) {
+std::unique_ptr<Topology::Compiled> compile_ahead(const Topology& topology, const py::object& text,
+                                                  const py::dict& flags, int64_t num_replicas, int64_t num_partitions) {
   std::string program = program_text(text);
   CompileOptions options = to_compile_options(flags, num_replicas, num_partitions, /*portable=*/true);
   py::gil_scoped_release release;
@@ -299,22 +305,26 @@ std::unique_ptr<Topology::Compiled> compile_ahead(const Topology& topology, cons
 template <typename Class, typename Get>
 void bind_analysis(Class& cls, Get get) {
   using Self = typename Class::type;
-  cls.def("serialize",
-          [get](const Self& self) {
-            std::string bytes;
-            {
-              py::gil_scoped_release release;
-              bytes = get(self).serialize();
-            }
-            return py::bytes(bytes);
-          },
-          "The program in the plugin's own format, as bytes.")
-      .def("optimized_program", [get](const Self& self) { return py::bytes(get(self).optimized_program()); },
-           "The optimised module, a serialised HloModuleProtoWithConfig, as bytes.")
-      .def("cost_analysis", [get](const Self& self) { return get(self).cost_analysis(); },
-           "The plugin's own estimates by name: 'flops', 'bytes accessed', ...")
-      .def("memory_stats", [get](const Self& self) { return memory_dict(get(self).memory_stats()); },
-           "Bytes by use: code, arguments, outputs, aliased, temporaries, peak.");
+  cls.def(
+         "serialize",
+         [get](const Self& self) {
+           std::string bytes;
+           {
+             py::gil_scoped_release release;
+             bytes = get(self).serialize();
+           }
+           return py::bytes(bytes);
+         },
+         "The program in the plugin's own format, as bytes.")
+      .def(
+          "optimized_program", [get](const Self& self) { return py::bytes(get(self).optimized_program()); },
+          "The optimised module, a serialised HloModuleProtoWithConfig, as bytes.")
+      .def(
+          "cost_analysis", [get](const Self& self) { return get(self).cost_analysis(); },
+          "The plugin's own estimates by name: 'flops', 'bytes accessed', ...")
+      .def(
+          "memory_stats", [get](const Self& self) { return memory_dict(get(self).memory_stats()); },
+          "Bytes by use: code, arguments, outputs, aliased, temporaries, peak.");
 }
 
 void bind_client(py::module_& m) {
@@ -335,7 +345,8 @@ void bind_client(py::module_& m) {
       .def_property_readonly("platform_name", &Client::platform_name)
       .def_property_readonly("platform_version", &Client::platform_version)
       .def_property_readonly(
-          "api_version", [](const Client& client) { return py::make_tuple(client.plugin().api_major(), client.plugin().api_minor()); })
+          "api_version",
+          [](const Client& client) { return py::make_tuple(client.plugin().api_major(), client.plugin().api_minor()); })
       .def("attributes", [](const Client& client) { return attribute_dict(client.plugin()); })
       .def("compile", &compile, "text"_a, "flags"_a = py::dict(), "num_replicas"_a = 1, "num_partitions"_a = 1,
            "portable"_a = true)
@@ -353,9 +364,11 @@ void bind_executable(py::module_& m) {
   using namespace py::literals;
   py::class_<PyExecutable> cls(m, "PjrtExecutable", "A compiled program on the devices of its client.");
   cls.def_property_readonly("num_outputs", [](const PyExecutable& self) { return self.get().num_outputs(); })
-      .def_property_readonly("fingerprint", [](const PyExecutable& self) { return py::bytes(self.get().fingerprint()); })
+      .def_property_readonly("fingerprint",
+                             [](const PyExecutable& self) { return py::bytes(self.get().fingerprint()); })
       .def("run", &PyExecutable::run, "arrays"_a, "device"_a = 0, "dtypes"_a = py::none(),
-           "Copies NumPy arrays to `device`, runs, and copies the results back. `dtypes` names the StableHLO element types "
+           "Copies NumPy arrays to `device`, runs, and copies the results back. `dtypes` names the StableHLO element "
+           "types "
            "of the arguments, for raw arrays such as uint16 holding bf16.")
       .def("run_on_all", &PyExecutable::run_on_all, "arrays"_a, "dtypes"_a = py::none(),
            "Runs a program of several replicas or partitions: one list of arrays for each device, in and out.");

@@ -1,11 +1,499 @@
-"""Element-wise operators."""
+"""Element-wise arithmetic and elementary functions.
+
+Comparisons, logic and selection are in ``comparison.py``, activations in ``activation.py``, the special functions in
+``special.py``, complex numbers in ``complex.py``.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import torch
+
+from torch_tpu.lowering.common import Scalar, as_value
 from torch_tpu.lowering.registry import Promotion, lower
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value, ops as hlo
+
+Unary = Callable[[Value], Value]
+Binary = Callable[[Value, Value], Value]
 
 
-@lower("add.Tensor", "add.Scalar", promote=Promotion.DEFAULT)
-def add(x: Value, y: Value, alpha: Value | int = 1) -> Value:
-    return hlo.add(x, y if isinstance(alpha, int) and alpha == 1 else y * alpha)
+# ---- shared definitions -----------------------------------------------------------------------------------------------
+def is_inexact(x: Value) -> bool:
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def is_unsigned(x: Value) -> bool:
+    return x.dtype == torch.bool or (not is_inexact(x) and not x.dtype.is_signed)
+
+
+def equals(x: Value, y: Value | float) -> Value:
+    return hlo.compare(x, y, "EQ")
+
+
+def differs(x: Value, y: Value | float) -> Value:
+    return hlo.compare(x, y, "NE")
+
+
+def is_nan(x: Value) -> Value:
+    return differs(x, x)
+
+
+def signbit(x: Value) -> Value:
+    """True for negative numbers and -0.0."""
+    if x.dtype == torch.float64:  # a TPU has no bit pattern of a double
+        return hlo.or_(x < 0.0, hlo.and_(equals(x, 0.0), (1.0 / x) < 0.0))
+    if x.dtype.is_floating_point:
+        return hlo.bitcast_convert(x, {4: torch.int32, 2: torch.int16, 1: torch.int8}[x.dtype.itemsize]) < 0
+    return hlo.full_like(hlo.compare(x, x, "EQ"), False) if is_unsigned(x) else x < 0
+
+
+def square(x: Value) -> Value:
+    return x * x
+
+
+def copysign(x: Value, y: Value) -> Value:
+    return hlo.select(differs(signbit(x), signbit(y)), -x, x)
+
+
+def polynomial(x: Value, coefficients: tuple[float, ...] | list[float]) -> Value:
+    """Horner's rule, highest power first."""
+    total = hlo.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        total = total * x + c
+    return total
+
+
+# ---- unary ------------------------------------------------------------------------------------------------------------
+def absolute(x: Value) -> Value:
+    return x if is_unsigned(x) else hlo.abs_(x)
+
+
+def sign(x: Value) -> Value:
+    """-1, 0 or 1. PyTorch's sign of NaN is 0, XLA's is NaN."""
+    if x.dtype == torch.bool:
+        return x
+    positive = hlo.select(x > 0, hlo.full_like(x, 1), hlo.full_like(x, 0))
+    return positive if is_unsigned(x) else hlo.select(x < 0, hlo.full_like(x, -1), positive)
+
+
+def sgn(x: Value) -> Value:
+    """``z / |z|``, 0 at 0; :func:`sign` for real numbers."""
+    if not x.dtype.is_complex:
+        return sign(x)
+    size = hlo.abs_(x)
+    return hlo.select(equals(size, 0.0), hlo.full_like(x, 0), hlo.divide(x, hlo.convert(size, x.dtype)))
+
+
+def trunc(x: Value) -> Value:
+    return hlo.select(x < 0.0, hlo.ceil(x), hlo.floor(x))
+
+
+def _on_floats(f: Unary) -> Unary:
+    """``f`` of floats; integers are left alone."""
+    return lambda x: f(x) if is_inexact(x) else x
+
+
+def _power_of_two(n: Value) -> Value:
+    """2**n for whole ``n`` in the normal exponents of float32, without rounding."""
+    bits = hlo.shift_left(hlo.convert(n, torch.int32) + 127, hlo.constant(23, torch.int32, n.shape))
+    return hlo.bitcast_convert(bits, torch.float32)
+
+
+def exp2(x: Value) -> Value:
+    """2**x, exact for whole ``x``: a power of two scales exp of the rest, which is at most 1/2."""
+    if x.dtype.is_complex:
+        return hlo.exponential(x * math.log(2))
+    n = hlo.clamp(-1076.0, hlo.round_nearest_even(x), 1026.0)
+    rest = hlo.exponential((x - n) * math.log(2))
+    # Half of the exponent at a time, so that neither factor overflows before the product does.
+    part = hlo.clamp(-250.0, n, 250.0) if x.dtype == torch.float32 else n
+    steps = 2 if x.dtype == torch.float32 else 9
+    for i in range(steps):
+        take = hlo.floor(part / float(steps - i))
+        rest = rest * hlo.convert(_power_of_two(take), x.dtype)
+        part = part - take
+    return hlo.select(is_nan(x), x, rest)
+
+
+def _exact_log(base: int, exact: int) -> Unary:
+    """log in ``base`` that is exact at the powers of ``base`` up to ``base**exact``: floor(log2(8)) must be 3."""
+
+    def log(x: Value) -> Value:
+        y = hlo.log(x) / math.log(base)
+        if x.dtype.is_complex:
+            return y
+        n = hlo.round_nearest_even(y)
+        inside = hlo.clamp(-126.0, n, 126.0)
+        if base == 2:
+            return hlo.select(equals(hlo.convert(_power_of_two(inside), x.dtype), x), n, y)
+        power = hlo.full_like(x, 1)
+        for i in range(exact.bit_length()):  # base**n by the bits of n
+            bit = hlo.remainder(hlo.floor(n / float(1 << i)), 2.0)
+            power = hlo.select(equals(bit, 1.0), power * float(base ** (1 << i)), power)
+        whole = hlo.and_(hlo.and_(n > 0.0, n < float(exact + 1)), equals(power, x))
+        return hlo.select(whole, n, y)
+
+    return log
+
+
+def sinc(x: Value) -> Value:
+    """sin(pi x) / (pi x), 1 at 0."""
+    angle = x * math.pi
+    return hlo.select(equals(x, 0.0), hlo.full_like(x, 1), hlo.sine(angle) / angle)
+
+
+#: Functions of floats and complex numbers; integers are converted to the default dtype.
+FLOAT_UNARY: dict[str, Unary] = {
+    "acos": hlo.acos,
+    "acosh": hlo.acosh,
+    "asin": hlo.asin,
+    "asinh": hlo.asinh,
+    "atan": hlo.atan,
+    "atanh": hlo.atanh,
+    "cos": hlo.cosine,
+    "cosh": hlo.cosh,
+    "deg2rad": lambda x: x * (math.pi / 180),
+    "erf": hlo.erf,
+    "erfc": hlo.erfc,
+    "erfinv": hlo.erf_inv,
+    "exp": hlo.exponential,
+    "exp2": exp2,
+    "expm1": hlo.exponential_minus_one,
+    "log": hlo.log,
+    "log10": _exact_log(10, 10),
+    "log1p": hlo.log_plus_one,
+    "log2": _exact_log(2, 126),
+    "rad2deg": lambda x: x * (180 / math.pi),
+    "reciprocal": lambda x: hlo.divide(1, x),
+    "rsqrt": hlo.rsqrt,
+    "sigmoid": hlo.logistic,
+    "sin": hlo.sine,
+    "sinc": sinc,
+    "sinh": hlo.sinh,
+    "sqrt": hlo.sqrt,
+    "tan": hlo.tan,
+    "tanh": hlo.tanh,
+}
+
+#: Functions that keep the dtype.
+UNARY: dict[str, Unary] = {
+    "ceil": _on_floats(hlo.ceil),
+    "floor": _on_floats(hlo.floor),
+    "frac": lambda x: x - trunc(x),
+    "neg": hlo.negate,
+    "round": _on_floats(hlo.round_nearest_even),
+    "sgn": sgn,
+    "sign": sign,
+    "square": square,
+    "trunc": _on_floats(trunc),
+}
+
+for _name, _function in FLOAT_UNARY.items():
+    lower(_name, promote=Promotion.INT_TO_FLOAT)(_function)
+for _name, _function in UNARY.items():
+    lower(_name, promote=Promotion.DEFAULT)(_function)
+lower("abs", promote=Promotion.COMPLEX_TO_FLOAT)(absolute)
+
+
+@lower("round.decimals", promote=Promotion.DEFAULT)
+def round_decimals(x: Value, *, decimals: int) -> Value:
+    if not is_inexact(x):
+        return x
+    scale = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return hlo.round_nearest_even(x / scale) * scale
+    return hlo.round_nearest_even(x * scale) / scale
+
+
+@lower("nan_to_num", promote=Promotion.NO_OPMATH)
+def nan_to_num(x: Value, nan: Value | None, posinf: Value | None, neginf: Value | None) -> Value:
+    """NaN to ``nan`` or 0, infinities to ``posinf`` and ``neginf`` or the largest finite numbers."""
+    if x.dtype.is_complex:
+        numbers = [None if v is None else hlo.real(v) for v in (nan, posinf, neginf)]
+        return hlo.complex_(nan_to_num(hlo.real(x), *numbers), nan_to_num(hlo.imag(x), *numbers))
+    if not x.dtype.is_floating_point:
+        return x
+    limit = torch.finfo(x.dtype).max
+    defaults = (0.0, limit, -limit)
+    zero, high, low = (d if v is None else v for v, d in zip((nan, posinf, neginf), defaults, strict=True))
+    finite = hlo.select(equals(x, math.inf), *_pair(high, x))
+    finite = hlo.select(equals(x, -math.inf), *_pair(low, finite))
+    return hlo.select(is_nan(x), *_pair(zero, finite))
+
+
+def _pair(chosen: Value | float, other: Value) -> tuple[Value, Value]:
+    return chosen if isinstance(chosen, Value) else hlo.full_like(other, chosen), other
+
+
+@lower("frexp.Tensor")
+def frexp(x: Value) -> tuple[Value, Value]:
+    """Mantissa in [1/2, 1) and exponent, from the bits; 0, inf and NaN are their own mantissa with exponent 0."""
+    y = hlo.convert(x, torch.float32) if x.dtype.itemsize == 2 else x
+    integer, fraction, bias = (torch.int32, 23, 126) if y.dtype == torch.float32 else (torch.int64, 52, 1022)
+    tiny = hlo.abs_(y) < torch.finfo(y.dtype).tiny
+    bits = hlo.bitcast_convert(hlo.select(tiny, y * 2.0**64, y), integer)
+    width = hlo.constant(fraction, integer, y.shape)
+    field = (1 << (y.dtype.itemsize * 8 - 1 - fraction)) - 1
+    raised = hlo.shift_right_logical(bits, width) & field
+    exponent = raised - bias - hlo.select(tiny, hlo.full_like(raised, 64), hlo.full_like(raised, 0))
+    half = hlo.constant(bias << fraction, integer, y.shape)
+    mantissa = hlo.bitcast_convert((bits & ~(field << fraction)) | half, y.dtype)
+    plain = hlo.or_(equals(y, 0.0), hlo.not_(hlo.is_finite(y)))
+    exponent = hlo.select(plain, hlo.full_like(exponent, 0), exponent)
+    return hlo.convert(hlo.select(plain, y, mantissa), x.dtype), hlo.convert(exponent, torch.int32)
+
+
+# ---- arithmetic -------------------------------------------------------------------------------------------------------
+def scaled(x: Value, factor: Scalar) -> Value:
+    """``factor * x`` for a number, a run-time scalar or a 0-d value."""
+    if not isinstance(factor, Value) and factor == 1:
+        return x
+    return x * as_value(factor, x.dtype, x.shape)
+
+
+@lower("add.Tensor", promote=Promotion.DEFAULT)
+def add(x: Value, y: Value, *, alpha: Scalar = 1) -> Value:
+    return hlo.add(x, scaled(y, alpha))
+
+
+@lower("sub.Tensor", promote=Promotion.DEFAULT)
+def sub(x: Value, y: Value, *, alpha: Scalar = 1) -> Value:
+    return hlo.subtract(x, scaled(y, alpha))
+
+
+@lower("rsub.Tensor", promote=Promotion.DEFAULT)
+def rsub(x: Value, y: Value, *, alpha: Scalar = 1) -> Value:
+    return hlo.subtract(y, scaled(x, alpha))
+
+
+for _name, _rule in {"add.Scalar": add, "sub.Scalar": sub, "rsub.Scalar": rsub}.items():
+    lower(_name, promote=Promotion.DEFAULT, promoted=("self", "other"))(
+        lambda x, y, alpha=1, _rule=_rule: _rule(x, _number(y, x), alpha=alpha)
+    )
+
+
+def _number(y: Scalar, like: Value) -> Value:
+    return as_value(y, like.dtype, like.shape)
+
+
+@lower("mul.Tensor", "mul.Scalar", promote=Promotion.DEFAULT)
+def mul(x: Value, y: Value) -> Value:
+    return hlo.multiply(x, y)
+
+
+@lower("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", promote=Promotion.INT_TO_FLOAT)
+def div(x: Value, y: Value) -> Value:
+    return hlo.divide(x, y)
+
+
+@lower("div.Tensor_mode", "div.Scalar_mode", promote=Promotion.DEFAULT)
+def div_mode(x: Value, y: Value, *, rounding_mode: str | None, result: list[Type]) -> Value:
+    if rounding_mode is None:
+        compute = x.dtype if is_inexact(x) else result[0].dtype
+        return hlo.divide(hlo.convert(x, compute), hlo.convert(y, compute))
+    return div_floor(x, y) if rounding_mode == "floor" else div_trunc(x, y)
+
+
+def div_trunc(x: Value, y: Value) -> Value:
+    quotient = hlo.divide(x, y)
+    return trunc(quotient) if x.dtype.is_floating_point else quotient
+
+
+@lower("floor_divide", "floor_divide.Scalar", promote=Promotion.DEFAULT)
+def div_floor(x: Value, y: Value) -> Value:
+    """Division rounded down. Floats as CPython's ``float_floor_div``, which ATen's ``div_floor_floating`` follows."""
+    if is_unsigned(x):
+        return hlo.divide(x, y)
+    rest = hlo.remainder(x, y)
+    below = hlo.and_(differs(rest, 0), differs(rest < 0, y < 0))
+    if not x.dtype.is_floating_point:
+        quotient = hlo.divide(x, y)
+        return hlo.select(below, quotient - 1, quotient)
+    exact = (x - rest) / y
+    exact = hlo.select(below, exact - 1.0, exact)
+    floor = hlo.floor(exact)
+    floor = hlo.select((exact - floor) > 0.5, floor + 1.0, floor)
+    signed_zero = copysign(hlo.full_like(x, 0.0), x / y)
+    return hlo.select(equals(y, 0.0), x / y, hlo.select(equals(exact, 0.0), signed_zero, floor))
+
+
+@lower("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", promote=Promotion.DEFAULT)
+def remainder(x: Value, y: Value) -> Value:
+    """The remainder with the divisor's sign (XLA's has the dividend's)."""
+    rest = hlo.remainder(x, y)
+    if is_unsigned(x):
+        return rest
+    return hlo.select(hlo.and_(differs(rest, 0), differs(rest < 0, y < 0)), rest + y, rest)
+
+
+@lower("fmod.Tensor", "fmod.Scalar", promote=Promotion.DEFAULT)
+def fmod(x: Value, y: Value) -> Value:
+    return hlo.remainder(x, y)
+
+
+@lower("addcmul", promote=Promotion.DEFAULT)
+def addcmul(x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
+    return x + scaled(a, value) * b
+
+
+@lower("addcdiv", promote=Promotion.DEFAULT)
+def addcdiv(x: Value, a: Value, b: Value, *, value: Scalar = 1) -> Value:
+    return x + scaled(a, value) / b
+
+
+@lower("lerp.Scalar", "lerp.Tensor", promote=Promotion.DEFAULT)
+def lerp(x: Value, end: Value, weight: Value) -> Value:
+    """``x + weight (end - x)``, written from the nearer end so that weight 1 gives ``end`` exactly."""
+    weight = _number(weight, x)
+    near = hlo.abs_(weight) < 0.5
+    step = end - x
+    return hlo.select(near, x + weight * step, end - step * (1 - weight))
+
+
+# ---- powers -----------------------------------------------------------------------------------------------------------
+@lower("pow.Tensor_Tensor", "pow.Scalar", promote=Promotion.DEFAULT)
+def power(x: Value, y: Value) -> Value:
+    if x.dtype == torch.bool:
+        return hlo.or_(x, hlo.not_(y))
+    if x.dtype.is_complex:
+        zero = hlo.and_(equals(x, 0), equals(y, 0))
+        return hlo.select(zero, hlo.full_like(x, 1), hlo.power(x, y))
+    return hlo.power(x, y)
+
+
+@lower("pow.Tensor_Scalar", promote=Promotion.DEFAULT, static=("exponent",))
+def power_scalar(x: Value, exponent: int | float | complex) -> Value:
+    """A power with a known exponent; the exponents that ATen's CPU kernel treats apart are treated apart."""
+    if exponent == 0:
+        return hlo.full_like(x, 1)
+    if exponent == 1:
+        return x
+    if exponent in (2, 3):
+        return x * x if exponent == 2 else x * x * x
+    if is_inexact(x):
+        if exponent in (0.5, -0.5):
+            return hlo.sqrt(x) if exponent == 0.5 else hlo.rsqrt(x)
+        if exponent in (-1, -2):
+            return 1 / (x if exponent == -1 else x * x)
+    return power(x, hlo.full_like(x, exponent))
+
+
+@lower("atan2", promote=Promotion.INT_TO_FLOAT)
+def atan2(y: Value, x: Value) -> Value:
+    return hlo.atan2(y, x)
+
+
+@lower("hypot", promote=Promotion.DEFAULT)
+def hypot(x: Value, y: Value) -> Value:
+    """sqrt(x^2 + y^2) without overflow on the way."""
+    x, y = hlo.abs_(x), hlo.abs_(y)
+    long, short = hlo.maximum(x, y), hlo.minimum(x, y)
+    ratio = hlo.select(equals(long, 0.0), hlo.full_like(x, 0.0), short / long)
+    size = hlo.select(equals(short, long), long * math.sqrt(2), long * hlo.sqrt(1.0 + ratio * ratio))
+    infinite = hlo.or_(equals(x, math.inf), equals(y, math.inf))
+    return hlo.select(infinite, hlo.full_like(x, math.inf), size)
+
+
+@lower("copysign.Tensor", "copysign.Scalar", promote=Promotion.INT_TO_FLOAT)
+def copysign_rule(x: Value, y: Value) -> Value:
+    return copysign(x, y)
+
+
+@lower("nextafter", promote=Promotion.NO_OPMATH)
+def nextafter(x: Value, y: Value) -> Value:
+    return hlo.next_after(x, y)
+
+
+@lower("ldexp.Tensor", promote=Promotion.INT_TO_FLOAT)
+def ldexp(x: Value, exponent: Value) -> Value:
+    return x * exp2(exponent)
+
+
+@lower("logaddexp", promote=Promotion.INT_TO_FLOAT)
+def logaddexp(x: Value, y: Value) -> Value:
+    """log(e^x + e^y)."""
+    if x.dtype.is_complex:
+        first = hlo.real(x) >= hlo.real(y)
+        high, low = hlo.select(first, x, y), hlo.select(first, y, x)
+        same = hlo.and_(hlo.not_(hlo.is_finite(hlo.real(x))), equals(hlo.real(x), hlo.real(y)))
+        return hlo.select(same, high, high + hlo.log_plus_one(hlo.exponential(low - high)))
+    tail = hlo.log_plus_one(hlo.exponential(-hlo.abs_(x - y)))
+    return hlo.select(_same_infinity(x, y), x, hlo.maximum(x, y) + tail)
+
+
+@lower("logaddexp2", promote=Promotion.INT_TO_FLOAT)
+def logaddexp2(x: Value, y: Value) -> Value:
+    """log2(2^x + 2^y)."""
+    tail = hlo.log_plus_one(exp2(-hlo.abs_(x - y))) / math.log(2)
+    return hlo.select(_same_infinity(x, y), x, hlo.maximum(x, y) + tail)
+
+
+def _same_infinity(x: Value, y: Value) -> Value:
+    return hlo.and_(equals(hlo.abs_(x), math.inf), equals(x, y))
+
+
+# ---- integers ---------------------------------------------------------------------------------------------------------
+@lower("gcd", promote=Promotion.DEFAULT)
+def gcd(x: Value, y: Value) -> Value:
+    """Euclid's algorithm on all elements at once."""
+
+    def step(a: Value, b: Value) -> tuple[Value, Value]:
+        done = equals(b, 0)
+        rest = hlo.remainder(a, hlo.select(done, hlo.full_like(b, 1), b))
+        return hlo.select(done, a, b), hlo.select(done, b, rest)
+
+    def unfinished(a: Value, b: Value) -> Value:
+        return hlo.reduce_one(differs(b, 0), False, range(b.ndim), hlo.or_)
+
+    return hlo.while_([absolute(x), absolute(y)], unfinished, step)[0]
+
+
+@lower("lcm", promote=Promotion.DEFAULT)
+def lcm(x: Value, y: Value) -> Value:
+    divisor = gcd(x, y)
+    none = equals(divisor, 0)
+    quotient = hlo.divide(x, hlo.select(none, hlo.full_like(x, 1), divisor))
+    return hlo.select(none, hlo.full_like(x, 0), absolute(quotient * y))
+
+
+def bitwise(name: str) -> list[str]:
+    """The overloads of a binary bitwise operator."""
+    return [f"bitwise_{name}.{o}" for o in ("Tensor", "Scalar", "Scalar_Tensor")]
+
+
+lower(*bitwise("and"), promote=Promotion.DEFAULT)(lambda x, y: hlo.and_(x, y))
+lower(*bitwise("or"), promote=Promotion.DEFAULT)(lambda x, y: hlo.or_(x, y))
+lower(*bitwise("xor"), promote=Promotion.DEFAULT)(lambda x, y: hlo.xor(x, y))
+lower("bitwise_not", promote=Promotion.DEFAULT)(hlo.not_)
+
+
+def _shift_overflows(x: Value, count: Value) -> Value:
+    too_far = count >= x.dtype.itemsize * 8
+    return too_far if is_unsigned(count) else hlo.or_(too_far, count < 0)
+
+
+@lower(
+    "bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "bitwise_left_shift.Scalar_Tensor",
+    "__lshift__.Tensor", "__lshift__.Scalar", promote=Promotion.DEFAULT,
+)
+def shift_left(x: Value, count: Value) -> Value:
+    """0 for a negative count and for one beyond the width; a product with 2**count for floats."""
+    if is_inexact(x):
+        return x * exp2(count)
+    return hlo.select(_shift_overflows(x, count), hlo.full_like(x, 0), hlo.shift_left(x, count))
+
+
+@lower(
+    "bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "bitwise_right_shift.Scalar_Tensor",
+    "__rshift__.Tensor", "__rshift__.Scalar", promote=Promotion.DEFAULT,
+)
+def shift_right(x: Value, count: Value) -> Value:
+    """Keeps the sign; all sign bits for a negative count and for one beyond the width."""
+    if is_inexact(x):
+        return x / exp2(count)
+    if is_unsigned(x):
+        return hlo.select(_shift_overflows(x, count), hlo.full_like(x, 0), hlo.shift_right_logical(x, count))
+    most = hlo.full_like(x, x.dtype.itemsize * 8 - 1)
+    return hlo.shift_right_arithmetic(x, hlo.select(_shift_overflows(x, count), most, count))

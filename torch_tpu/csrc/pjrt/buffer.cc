@@ -1,5 +1,7 @@
 #include "buffer.h"
 
+#include <cstring>
+
 namespace torch_tpu::pjrt {
 namespace {
 
@@ -141,6 +143,31 @@ Event Buffer::to_host(void* dst, size_t bytes) const {
   }
   TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_ToHostBuffer, args, "Copying a buffer to the host");
   return Event(plugin_, args.event);
+}
+
+bool Buffer::read_host_memory(void* dst, size_t bytes) const {
+  TORCH_TPU_PJRT_ARGS(PJRT_Buffer_IsOnCpu, where);
+  where.buffer = buffer_;
+  TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_IsOnCpu, where, "Asking where a buffer lies");
+  if (!where.is_on_cpu) return false;
+  ready_event().wait();
+  TORCH_TPU_PJRT_ARGS(PJRT_Buffer_IncreaseExternalReferenceCount, hold);
+  hold.buffer = buffer_;
+  TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_IncreaseExternalReferenceCount, hold, "Holding a buffer");
+  struct Release {
+    const Plugin* plugin;
+    PJRT_Buffer* buffer;
+    ~Release() {
+      TORCH_TPU_PJRT_ARGS(PJRT_Buffer_DecreaseExternalReferenceCount, args);
+      args.buffer = buffer;
+      plugin->discard(plugin->api()->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
+    }
+  } release{plugin_, buffer_};
+  TORCH_TPU_PJRT_ARGS(PJRT_Buffer_OpaqueDeviceMemoryDataPointer, address);
+  address.buffer = buffer_;
+  TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_OpaqueDeviceMemoryDataPointer, address, "Reading a buffer");
+  std::memcpy(dst, address.device_memory_ptr, bytes);
+  return true;
 }
 
 PJRT_Buffer* Buffer::copy_to_device(PJRT_Device* device) const {

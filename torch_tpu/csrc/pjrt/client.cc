@@ -31,10 +31,11 @@ PJRT_Client* create(const Plugin& plugin, const Options& options) {
     TORCH_TPU_PJRT_CALL(plugin, PJRT_Client_Create, args, "Opening the device");
   } catch (const Error& error) {
     if (!says_busy(error.what())) throw;
-    throw Error(error.code(),
-                std::string("The TPU is in use by another process, and only one process at a time can open it: end that "
-                            "process, or give each process its own chips. The plugin said: ") +
-                    error.what());
+    throw Error(
+        error.code(),
+        std::string("The TPU is in use by another process, and only one process at a time can open it: end that "
+                    "process, or give each process its own chips. The plugin said: ") +
+            error.what());
   }
   return args.client;
 }
@@ -119,8 +120,8 @@ Client::Client(const Plugin& plugin, const Options& options) : plugin_(plugin), 
 
 Client::~Client() { destroy(plugin_, client_); }
 
-PJRT_Buffer* Client::from_host(const void* data, DType dtype, const int64_t* dims, size_t num_dims, const Device& device,
-                               HostMemory memory, std::function<void()> on_done) const {
+PJRT_Buffer* Client::from_host(const void* data, DType dtype, const int64_t* dims, size_t num_dims,
+                               const Device& device, HostMemory memory, std::function<void()> on_done) const {
   TORCH_TPU_PJRT_ARGS(PJRT_Client_BufferFromHostBuffer, args);
   args.client = client_;
   args.data = data;

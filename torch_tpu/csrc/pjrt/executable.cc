@@ -89,8 +89,8 @@ PJRT_ExecuteOptions execute_options() { return make_args<PJRT_ExecuteOptions, PJ
 
 std::string CompileOptions::serialize() const {
   const bool one_device = num_replicas * num_partitions == 1;
-  ProtoWriter build;                // ExecutableBuildOptionsProto
-  build.integer(1, device);         // device_ordinal; absent would mean 0, not unset
+  ProtoWriter build;         // ExecutableBuildOptionsProto
+  build.integer(1, device);  // device_ordinal; absent would mean 0, not unset
   build.integer(4, num_replicas);
   build.integer(5, num_partitions);
   if (num_partitions > 1) build.integer(6, 1);  // use_spmd_partitioning

@@ -17,8 +17,9 @@ using GetPjrtApi = const PJRT_Api* (*)();
 std::string real_path(const std::string& path) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0)
-    throw Error(PJRT_Error_Code_NOT_FOUND, "The PJRT plugin " + path +
-                                               " does not exist: install the package that contains it, or correct the path.");
+    throw Error(
+        PJRT_Error_Code_NOT_FOUND,
+        "The PJRT plugin " + path + " does not exist: install the package that contains it, or correct the path.");
   if (!S_ISREG(info.st_mode))
     throw Error(PJRT_Error_Code_INVALID_ARGUMENT,
                 "The PJRT plugin path " + path + " is not a file: give the path of the plugin's shared library.");
@@ -31,15 +32,17 @@ GetPjrtApi find_entry(const std::string& path) {
   if (library == nullptr) {
     const char* reason = dlerror();
     throw Error(PJRT_Error_Code_INVALID_ARGUMENT,
-                "The PJRT plugin " + path + " cannot be loaded as a shared library (" + (reason ? reason : "no reason given") +
+                "The PJRT plugin " + path + " cannot be loaded as a shared library (" +
+                    (reason ? reason : "no reason given") +
                     "): install a plugin built for this machine, or correct the path.");
   }
   auto entry = reinterpret_cast<GetPjrtApi>(dlsym(library, "GetPjrtApi"));
   if (entry == nullptr) {
     dlclose(library);
-    throw Error(PJRT_Error_Code_INVALID_ARGUMENT, "The shared library " + path +
-                                                      " has no function GetPjrtApi, so it is not a PJRT plugin: give the path of "
-                                                      "a PJRT plugin such as libtpu.so.");
+    throw Error(PJRT_Error_Code_INVALID_ARGUMENT,
+                "The shared library " + path +
+                    " has no function GetPjrtApi, so it is not a PJRT plugin: give the path of "
+                    "a PJRT plugin such as libtpu.so.");
   }
   return entry;
 }
@@ -53,9 +56,15 @@ struct Required {
 };
 #define REQUIRED(Name) {offsetof(PJRT_Api, Name), #Name}
 constexpr Required kRequired[] = {
-    REQUIRED(PJRT_Error_Destroy),  REQUIRED(PJRT_Error_Message),          REQUIRED(PJRT_Error_GetCode),
-    REQUIRED(PJRT_Event_Destroy),  REQUIRED(PJRT_Event_IsReady),          REQUIRED(PJRT_Client_Destroy),
-    REQUIRED(PJRT_Buffer_Destroy), REQUIRED(PJRT_LoadedExecutable_Destroy), REQUIRED(PJRT_LoadedExecutable_Execute),
+    REQUIRED(PJRT_Error_Destroy),
+    REQUIRED(PJRT_Error_Message),
+    REQUIRED(PJRT_Error_GetCode),
+    REQUIRED(PJRT_Event_Destroy),
+    REQUIRED(PJRT_Event_IsReady),
+    REQUIRED(PJRT_Client_Destroy),
+    REQUIRED(PJRT_Buffer_Destroy),
+    REQUIRED(PJRT_LoadedExecutable_Destroy),
+    REQUIRED(PJRT_LoadedExecutable_Execute),
     REQUIRED(PJRT_Executable_Destroy),
 };
 #undef REQUIRED
@@ -63,15 +72,16 @@ constexpr Required kRequired[] = {
 const PJRT_Api* checked_api(const std::string& path, GetPjrtApi entry) {
   const PJRT_Api* api = entry();
   if (api == nullptr)
-    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
-                "The PJRT plugin " + path + " gave no function table (GetPjrtApi returned null): install another build of it.");
+    throw Error(
+        PJRT_Error_Code_FAILED_PRECONDITION,
+        "The PJRT plugin " + path + " gave no function table (GetPjrtApi returned null): install another build of it.");
   const PJRT_Api_Version& version = api->pjrt_api_version;
   if (version.major_version != PJRT_API_MAJOR)
     throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
-                "The PJRT plugin " + path + " speaks PJRT C API " + version_text(version.major_version, version.minor_version) +
-                    ", and torch_tpu was built for " + version_text(PJRT_API_MAJOR, PJRT_API_MINOR) +
-                    ": install a plugin with API major version " + std::to_string(PJRT_API_MAJOR) +
-                    ", or a torch_tpu built for this plugin.");
+                "The PJRT plugin " + path + " speaks PJRT C API " +
+                    version_text(version.major_version, version.minor_version) + ", and torch_tpu was built for " +
+                    version_text(PJRT_API_MAJOR, PJRT_API_MINOR) + ": install a plugin with API major version " +
+                    std::to_string(PJRT_API_MAJOR) + ", or a torch_tpu built for this plugin.");
   return api;
 }
 
@@ -83,8 +93,7 @@ std::string render(const PJRT_NamedValue& value) {
     case PJRT_NamedValue_kBool: return value.bool_value ? "true" : "false";
     case PJRT_NamedValue_kInt64List: {
       std::string text;
-      for (size_t i = 0; i < value.value_size; ++i)
-        text += (i ? "." : "") + std::to_string(value.int64_array_value[i]);
+      for (size_t i = 0; i < value.value_size; ++i) text += (i ? "." : "") + std::to_string(value.int64_array_value[i]);
       return text;
     }
   }

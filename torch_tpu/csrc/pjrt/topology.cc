@@ -12,7 +12,8 @@ Topology::Topology(const Plugin& plugin, const std::string& name, const Options&
   args.topology_name_size = name.size();
   args.create_options = values.data();
   args.num_options = values.size();
-  TORCH_TPU_PJRT_CALL(plugin_, PJRT_TopologyDescription_Create, args, ("Describing the topology '" + name + "'").c_str());
+  TORCH_TPU_PJRT_CALL(plugin_, PJRT_TopologyDescription_Create, args,
+                      ("Describing the topology '" + name + "'").c_str());
   topology_ = args.topology;
 }
 
@@ -40,7 +41,8 @@ std::string Topology::platform_version() const {
 std::vector<std::string> Topology::device_kinds() const {
   TORCH_TPU_PJRT_ARGS(PJRT_TopologyDescription_GetDeviceDescriptions, args);
   args.topology = topology_;
-  TORCH_TPU_PJRT_CALL(plugin_, PJRT_TopologyDescription_GetDeviceDescriptions, args, "Listing the devices of a topology");
+  TORCH_TPU_PJRT_CALL(plugin_, PJRT_TopologyDescription_GetDeviceDescriptions, args,
+                      "Listing the devices of a topology");
   std::vector<std::string> kinds;
   for (size_t i = 0; i < args.num_descriptions; ++i) {
     TORCH_TPU_PJRT_ARGS(PJRT_DeviceDescription_Kind, kind);

@@ -1,0 +1,232 @@
+#include "eager/call.h"
+
+#include <algorithm>
+
+#include "runtime/dtypes.h"
+#include "runtime/runtime.h"
+
+namespace torch_tpu {
+namespace {
+
+// The first word of each entry of a key. The rest depends on the tag.
+enum Tag : uint64_t { kAbsent = 1, kWhole, kWindow, kHost, kRunTime, kList, kInt, kDouble, kBool, kComplex, kString, kInts, kDevice, kSeed };
+
+uint64_t bits_of(double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+uint64_t scalar_kind(const c10::Scalar& value) {
+  return value.isBoolean() ? 0 : value.isIntegral(false) ? 1 : value.isFloatingPoint() ? 2 : 3;
+}
+
+}  // namespace
+
+bool same_number(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isInt() && b.isInt()) return a.toInt() == b.toInt();
+  if (a.isDouble() && b.isDouble()) return bits_of(a.toDouble()) == bits_of(b.toDouble());
+  if (a.isBool() && b.isBool()) return a.toBool() == b.toBool();
+  return a.isNone() && b.isNone();
+}
+
+bool window_fits(int64_t numel, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, 6> dims;  // (stride, size) by falling stride
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return false;
+    if (sizes[i] != 1 && strides[i] != 0) dims.emplace_back(strides[i], sizes[i]);
+  }
+  std::stable_sort(dims.begin(), dims.end(), [](auto& a, auto& b) { return a.first > b.first; });
+  if (dims.empty()) dims.emplace_back(1, 1);
+  for (size_t i = 0; i + 1 < dims.size(); ++i)
+    if (dims[i].first % dims[i + 1].first || dims[i + 1].second * dims[i + 1].first > dims[i].first) return false;
+  int64_t limit = (numel + dims[0].first - 1) / dims[0].first;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (offset / dims[i].first + dims[i].second > limit) return false;
+    offset %= dims[i].first;
+    if (i + 1 < dims.size()) limit = dims[i].first / dims[i + 1].first;
+  }
+  return true;
+}
+
+c10::Scalar host_scalar(const at::TensorImpl* tensor) {
+  const void* data = static_cast<const char*>(tensor->storage().data()) + tensor->storage_offset() * tensor->itemsize();
+  switch (tensor->dtype().toScalarType()) {
+#define CASE(type, name) \
+  case c10::ScalarType::name: return c10::Scalar(*static_cast<const type*>(data));
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND3(Bool, Half, BFloat16, CASE)
+    CASE(uint16_t, UInt16)
+    CASE(uint32_t, UInt32)
+    CASE(uint64_t, UInt64)
+#undef CASE
+    default: TORCH_CHECK_TYPE(false, "A CPU scalar of dtype ", tensor->dtype(), " cannot be mixed with tpu tensors.");
+  }
+}
+
+void Call::set_device(c10::DeviceIndex index) {
+  if (device < 0) device = index;
+  TORCH_CHECK(device == index, "Expected all tensors to be on the same device, but found at least two devices, tpu:",
+              static_cast<int>(device), " and tpu:", static_cast<int>(index), "!");
+}
+
+int32_t Call::slot_of(Cell* cell) {
+  // A call names few storages; the long lists of foreach operators name each once, so the search is bounded.
+  const size_t window = std::min<size_t>(slots.size(), 16);
+  for (size_t i = 0; i < window; ++i)
+    if (slots[i] == cell) return static_cast<int32_t>(i);
+  if (slots.size() > window)
+    for (size_t i = window; i < slots.size(); ++i)
+      if (slots[i] == cell) return static_cast<int32_t>(i);
+  slots.push_back(cell);
+  return static_cast<int32_t>(slots.size() - 1);
+}
+
+void Call::read_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    key.push_back(kAbsent);
+    return;
+  }
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto dtype = static_cast<uint64_t>(impl->dtype().toScalarType());
+  if (C10_UNLIKELY(impl->device_type() != kTpu)) {
+    TORCH_CHECK(impl->device_type() == c10::DeviceType::CPU && impl->dim() == 0 && impl->layout() == c10::kStrided,
+                "Expected all tensors to be on the same device, but found at least two devices, tpu:",
+                static_cast<int>(device < 0 ? Runtime::current_device() : device), " and ", impl->device(), "!");
+    key.push_back(kHost | dtype << 8 | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
+    numbers.push_back(host_scalar(impl));
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(impl->layout() == c10::kStrided && impl->has_storage(),
+                              "tpu has no sparse tensors; call to_dense() first.");
+  set_device(impl->device().index());
+  Cell* cell = Cell::of(impl->unsafe_storage().unsafeGetStorageImpl());
+  const ArrayType* type = cell->type();
+  const auto sizes = impl->sizes();
+  const auto slot = slot_of(cell);
+  const uint64_t head = dtype << 8 | static_cast<uint64_t>(slot) << 32;
+  if (C10_LIKELY(type && impl->is_contiguous() && sizes == c10::IntArrayRef(type->dims) &&
+                 to_pjrt(impl->dtype().toScalarType()) == type->dtype)) {
+    key.push_back(kWhole | head);
+    key.push_back(reinterpret_cast<uint64_t>(type));
+    tensors.push_back({impl, cell, slot, true});
+    return;
+  }
+  const auto strides = impl->strides();
+  const auto numel = static_cast<int64_t>(cell->bytes() / impl->itemsize());
+  const bool fits = window_fits(numel, sizes, strides, impl->storage_offset());
+  key.push_back(kWindow | head | static_cast<uint64_t>(fits) << 16 | sizes.size() << 20);
+  key.push_back(reinterpret_cast<uint64_t>(type));
+  key.push_back(cell->bytes());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    key.push_back(static_cast<uint64_t>(sizes[i]));
+    key.push_back(static_cast<uint64_t>(strides[i]));
+  }
+  tensors.push_back({impl, cell, slot, fits});
+}
+
+void Call::read_number(const c10::IValue& value, const ArgumentSpec& spec) {
+  const bool operand = !value.isNone() && !spec.is_static && !(spec.default_value && same_number(*spec.default_value, value));
+  if (!operand) return read_static(value);
+  numbers.push_back(value.toScalar());
+  key.push_back(kRunTime | scalar_kind(numbers.back()) << 8);
+}
+
+void Call::read_static(const c10::IValue& value) {
+  if (value.isNone()) {
+    key.push_back(kAbsent);
+  } else if (value.isBool()) {
+    key.push_back(kBool | static_cast<uint64_t>(value.toBool()) << 8);
+  } else if (value.isInt()) {
+    key.push_back(kInt);
+    key.push_back(static_cast<uint64_t>(value.toInt()));
+  } else if (value.isDouble()) {
+    key.push_back(kDouble);
+    key.push_back(bits_of(value.toDouble()));
+  } else if (value.isComplexDouble()) {
+    key.push_back(kComplex);
+    key.push_back(bits_of(value.toComplexDouble().real()));
+    key.push_back(bits_of(value.toComplexDouble().imag()));
+  } else if (value.isDevice()) {
+    key.push_back(kDevice | static_cast<uint64_t>(value.toDevice().type()) << 8);
+    if (value.toDevice().type() == kTpu && value.toDevice().has_index()) set_device(value.toDevice().index());
+  } else if (value.isString()) {
+    const auto& text = value.toStringRef();
+    key.push_back(kString | text.size() << 8);
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+      key.push_back(word);
+    }
+  } else if (value.isIntList()) {
+    auto list = value.toIntVector();
+    key.push_back(kInts | list.size() << 8);
+    for (int64_t i : list) key.push_back(static_cast<uint64_t>(i));
+  } else if (value.isList()) {
+    auto list = value.toListRef();
+    key.push_back(kList | list.size() << 8);
+    for (const auto& item : list) item.isTensor() ? read_tensor(item.toTensor()) : read_static(item);
+  } else if (value.isSymInt()) {
+    key.push_back(kInt);
+    key.push_back(static_cast<uint64_t>(value.toSymInt().guard_int(__FILE__, __LINE__)));
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "tpu operators cannot take an argument of type ", value.tagKind(), ".");
+  }
+}
+
+void Call::read(const std::vector<ArgumentSpec>& specs, const c10::IValue* arguments) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const auto& spec = specs[i];
+    const auto& value = arguments[i];
+    switch (spec.kind) {
+      case ArgumentSpec::kTensor:
+        if (value.isTensor())
+          read_tensor(value.toTensor());
+        else
+          key.push_back(kAbsent);
+        break;
+      case ArgumentSpec::kTensors: {
+        if (value.isNone()) {
+          key.push_back(kAbsent);
+          break;
+        }
+        auto list = value.toListRef();
+        key.push_back(kList | list.size() << 8);
+        for (const auto& item : list)
+          if (item.isTensor())
+            read_tensor(item.toTensor());
+          else
+            key.push_back(kAbsent);
+        break;
+      }
+      case ArgumentSpec::kScalar:
+      case ArgumentSpec::kFloat:
+        read_number(value, spec);
+        break;
+      case ArgumentSpec::kScalars: {
+        if (spec.is_static || value.isNone()) {
+          read_static(value);
+          break;
+        }
+        auto list = value.toListRef();
+        number_lists.emplace_back();
+        uint64_t kinds = 0;
+        for (const auto& item : list) {
+          number_lists.back().push_back(item.toScalar());
+          kinds = std::max(kinds, scalar_kind(number_lists.back().back()) + 1);
+        }
+        key.push_back(kRunTime | kinds << 8 | list.size() << 16);
+        break;
+      }
+      case ArgumentSpec::kGenerator:
+        key.push_back(kSeed);
+        if (value.isGenerator()) generator = value.toGenerator();
+        break;
+      case ArgumentSpec::kOther:
+        read_static(value);
+        break;
+    }
+  }
+  if (device < 0) device = Runtime::current_device();
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,61 @@
+// One operator call as the eager kernel sees it: its device operands, and the key that finds its program.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Scalar.h>
+
+#include <optional>
+
+#include "eager/program.h"
+#include "runtime/cell.h"
+
+namespace torch_tpu {
+
+// What the kernel needs to know of a schema argument, read once per operator.
+struct ArgumentSpec {
+  enum Kind : uint8_t { kTensor, kTensors, kScalar, kScalars, kFloat, kGenerator, kOther } kind = kOther;
+  bool is_static = false;       // Scalars and floats: part of the program
+  std::optional<c10::IValue> default_value;
+};
+
+struct TensorRef {
+  const at::TensorImpl* tensor;
+  Cell* cell;
+  int32_t slot;
+  bool fits;  // see torch_tpu/lowering/view.py
+};
+
+// Filled by `read`: the call's tensors by position, storages by slot, numbers by index, and its key.
+class Call {
+ public:
+  // Throws for tensors on other devices. `arguments` are the top of the stack, in schema order.
+  void read(const std::vector<ArgumentSpec>& specs, const c10::IValue* arguments);
+
+  Key key;
+  c10::SmallVector<TensorRef, 8> tensors;
+  c10::SmallVector<Cell*, 8> slots;
+  c10::SmallVector<c10::Scalar, 4> numbers;
+  c10::SmallVector<std::vector<c10::Scalar>, 1> number_lists;
+  std::optional<at::Generator> generator;
+  c10::DeviceIndex device = -1;
+
+ private:
+  void read_tensor(const at::Tensor& tensor);
+  void read_number(const c10::IValue& value, const ArgumentSpec& spec);
+  void read_static(const c10::IValue& value);
+  int32_t slot_of(Cell* cell);
+  void set_device(c10::DeviceIndex index);
+};
+
+// Equality of two numbers of one type; cheaper than IValue's.
+bool same_number(const c10::IValue& a, const c10::IValue& b);
+
+// The value of a 0-d CPU tensor.
+c10::Scalar host_scalar(const at::TensorImpl* tensor);
+
+// True if a window's slice at its offset stays inside its chain (torch_tpu/lowering/view.py: Chain.fits).
+bool window_fits(int64_t numel, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
+
+}  // namespace torch_tpu

@@ -1,0 +1,51 @@
+#include "eager/indices.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/nonzero.h>
+
+namespace torch_tpu {
+namespace {
+
+bool is_mask(const at::Tensor& index) { return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte; }
+
+void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
+  for (int64_t i = 0; i < mask.dim(); ++i)
+    TORCH_CHECK_INDEX(dim + i < self.dim() && mask.size(i) == self.size(dim + i), "The shape of the mask ", mask.sizes(), " at index ", i,
+                      " does not match the shape of the indexed tensor ", self.sizes(), " at index ", dim + i);
+}
+
+}  // namespace
+
+void prepare_indices(torch::jit::Stack* stack, size_t count, size_t which) {
+  auto& slot = *(stack->end() - static_cast<std::ptrdiff_t>(count) + static_cast<std::ptrdiff_t>(which));
+  const auto self = (stack->end() - static_cast<std::ptrdiff_t>(count))->toTensor();
+  bool changed = false;
+  c10::List<std::optional<at::Tensor>> out;
+  int64_t dim = 0;
+  for (const auto& item : slot.toListRef()) {
+    if (!item.isTensor() || !item.toTensor().defined()) {
+      out.push_back(std::nullopt);
+      ++dim;
+      continue;
+    }
+    auto index = item.toTensor();
+    if (index.device() != self.device()) {
+      TORCH_CHECK(index.device().is_cpu(), "indices should be either on cpu or on the same device as the indexed tensor (", self.device(), ")");
+      index = index.to(self.device());
+      changed = true;
+    }
+    if (!is_mask(index)) {
+      out.push_back(index);
+      ++dim;
+      continue;
+    }
+    check_mask(self, index, dim);
+    dim += index.dim();
+    changed = true;
+    const auto positions = at::nonzero(index);
+    for (int64_t i = 0; i < index.dim(); ++i) out.push_back(positions.select(1, i));
+  }
+  if (changed) slot = c10::IValue(std::move(out));
+}
+
+}  // namespace torch_tpu

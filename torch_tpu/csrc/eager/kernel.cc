@@ -1,0 +1,94 @@
+#include "eager/kernel.h"
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "eager/python.h"
+#include "runtime/runtime.h"
+
+namespace torch_tpu {
+namespace {
+
+std::atomic<int> process_precision{0};
+thread_local int scoped_precision = -1;
+std::atomic<int> process_mode{0};
+thread_local int scoped_mode = -1;
+
+ArgumentSpec::Kind kind_of(const c10::Argument& argument) {
+  const std::string type = argument.type()->str();
+  if (type == "Tensor" || type == "Tensor?") return ArgumentSpec::kTensor;
+  if (type == "Tensor[]" || type == "Tensor?[]" || type == "Tensor[]?") return ArgumentSpec::kTensors;
+  if (type == "Scalar" || type == "Scalar?") return ArgumentSpec::kScalar;
+  if (type == "Scalar[]") return ArgumentSpec::kScalars;
+  if (type == "float" || type == "float?") return ArgumentSpec::kFloat;
+  if (type == "Generator" || type == "Generator?") return ArgumentSpec::kGenerator;
+  return ArgumentSpec::kOther;
+}
+
+}  // namespace
+
+int current_precision() { return scoped_precision >= 0 ? scoped_precision : process_precision.load(std::memory_order_relaxed); }
+void set_precision(int level) { process_precision = level; }
+int exchange_scoped_precision(int level) { return std::exchange(scoped_precision, level); }
+Mode current_mode() {
+  return static_cast<Mode>(scoped_mode >= 0 ? scoped_mode : process_mode.load(std::memory_order_relaxed));
+}
+void set_mode(Mode mode) { process_mode = static_cast<int>(mode); }
+int exchange_scoped_mode(int mode) { return std::exchange(scoped_mode, mode); }
+
+Kernel::Kernel(const c10::OperatorHandle& op) : op_(op) {
+  name_ = op.schema().name();
+  if (!op.schema().overload_name().empty()) name_ += "." + op.schema().overload_name();
+}
+
+void Kernel::prepare() {
+  const OperatorSpec spec = python::operator_spec(name_);
+  for (const auto& argument : op_.schema().arguments()) {
+    ArgumentSpec out;
+    out.kind = kind_of(argument);
+    out.is_static = spec.all_static || std::find(spec.static_arguments.begin(), spec.static_arguments.end(), argument.name()) !=
+                                           spec.static_arguments.end();
+    if (argument.default_value()) out.default_value = *argument.default_value();
+    arguments_.push_back(std::move(out));
+  }
+}
+
+ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint64_t precision) {
+  auto program = python::compile_program(name_, op_.schema(), arguments_, call, arguments, static_cast<int>(precision));
+  if (program->uses_precision) uses_precision_ = true;
+  return program;
+}
+
+void Kernel::call(torch::jit::Stack* stack) {
+  std::call_once(prepared_, [this] { prepare(); });
+  const size_t count = arguments_.size();
+  const c10::IValue* arguments = stack->data() + stack->size() - count;
+  Call call;
+  const auto precision = static_cast<uint64_t>(current_precision());
+  call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? precision + 1 : 0);
+  call.read(arguments_, arguments);
+  const uint64_t hash = hash_key(call.key);
+  ProgramPtr program = programs_.find(call.key, hash);
+  if (C10_UNLIKELY(!program)) {
+    Runtime::get();
+    program = compile(call, arguments, precision);
+    if (program->uses_precision) call.key[0] = precision + 1;
+    programs_.insert(call.key, hash_key(call.key), program);
+  }
+  launch(*program, call, stack, count);
+}
+
+void Kernel::operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { call(stack); }
+
+Kernel& Kernel::of(const c10::OperatorHandle& op) {
+  static std::mutex mutex;
+  static auto* kernels = new std::unordered_map<std::string, std::unique_ptr<Kernel>>;
+  const auto& name = op.operator_name();
+  std::string full = name.name + "." + name.overload_name;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto& kernel = (*kernels)[full];
+  if (!kernel) kernel = std::make_unique<Kernel>(op);
+  return *kernel;
+}
+
+}  // namespace torch_tpu

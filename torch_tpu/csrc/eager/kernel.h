@@ -1,0 +1,55 @@
+// The boxed kernel: one object per ATen overload, one path for its functional, in-place, out= and foreach forms.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "eager/call.h"
+#include "eager/program.h"
+
+namespace torch_tpu {
+
+// What Python says of an operator when it is first called (torch_tpu/programs/eager.py).
+struct OperatorSpec {
+  std::vector<std::string> static_arguments;  // Scalars and floats that shape the program
+  bool all_static = false;                    // no rule: decompositions see numbers
+};
+
+class Kernel final : public c10::OperatorKernel {
+ public:
+  explicit Kernel(const c10::OperatorHandle& op);
+
+  // The dispatcher's boxed entry: takes the arguments off the stack and leaves the results.
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  // The same for C++ code of ours.
+  void call(torch::jit::Stack* stack);
+
+  static Kernel& of(const c10::OperatorHandle& op);
+
+ private:
+  void prepare();  // asks Python for the operator's spec
+  ProgramPtr compile(const Call& call, const c10::IValue* arguments, uint64_t precision);
+
+  const c10::OperatorHandle op_;
+  std::string name_;
+  std::vector<ArgumentSpec> arguments_;
+  std::once_flag prepared_;
+  ProgramTable programs_;
+  std::atomic<bool> uses_precision_{false};
+};
+
+// Runs a program for a call; the results replace the arguments on the stack.
+void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t num_arguments);
+
+// Float32 precision of matrix products: 0 medium, 1 high, 2 highest. A thread's scoped value beats the process's.
+int current_precision();
+void set_precision(int level);
+int exchange_scoped_precision(int level);  // -1: none
+
+// Eager modes, with the same rule.
+enum class Mode : int { kStrict = 0, kDebug = 1 };
+Mode current_mode();
+void set_mode(Mode mode);
+int exchange_scoped_mode(int mode);  // -1: none
+
+}  // namespace torch_tpu

@@ -1,0 +1,97 @@
+// A compiled program with its calling convention, and the table that finds it by key.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "pjrt/executable.h"
+#include "runtime/array.h"
+
+namespace torch_tpu {
+
+// What a call looks like to the program table: everything that changes the program, as words. See key.h for the encoding.
+using Key = c10::SmallVector<uint64_t, 64>;
+uint64_t hash_key(const Key& key);
+
+// Where a program argument comes from. `index` counts storage slots (base), tensor positions (offset) or numbers (scalar).
+enum class OperandKind : uint8_t { kBase, kOffset, kScalar, kScalars, kRng, kFlag, kCode };
+struct Operand {
+  OperandKind kind;
+  int32_t index;
+  pjrt::DType dtype;
+};
+
+// Where a program result goes: the storage slot it replaces, a fresh storage, or the device's index flag.
+constexpr int32_t kFresh = -1, kIndexFlag = -2;
+struct Output {
+  int32_t slot;
+  const ArrayType* type;
+};
+
+// One returned tensor: a window on a program output or on an argument, that argument itself, nothing, or a list of these.
+struct Result {
+  enum Kind : uint8_t { kNone, kOutput, kArgument, kArgumentWindow, kList } kind = kNone;
+  int32_t index = 0;  // of the output or the argument
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::SmallVector<int64_t, 5> sizes, strides;
+  int64_t offset = 0;
+  std::vector<Result> list;
+};
+
+// An `out=` argument whose shape the operator sets.
+struct Resize {
+  int32_t position;
+  std::vector<int64_t> sizes, strides;
+};
+
+struct Program {
+  std::string name;  // the operator
+  std::unique_ptr<pjrt::Executable> executable;
+  std::vector<Operand> operands;
+  std::vector<Output> outputs;
+  std::vector<Result> results;
+  std::vector<Resize> resizes;
+  std::vector<std::pair<int32_t, int32_t>> donations;  // (operand, output)
+  uint64_t rng_blocks = 0;
+  int32_t index_code = 0;
+  bool uses_precision = false;
+
+  mutable std::atomic<uint64_t> hits{0};
+  mutable std::atomic<uint64_t> last_used{0};
+};
+using ProgramPtr = std::shared_ptr<const Program>;
+
+struct TableStats {
+  uint64_t hits, misses, evictions, programs;
+};
+
+// The programs of one operator. Tables share a bound on their total size; the least recently used program leaves first.
+class ProgramTable {
+ public:
+  ProgramTable();
+  ProgramPtr find(const Key& key, uint64_t hash);
+  void insert(const Key& key, uint64_t hash, ProgramPtr program);
+
+  static TableStats stats();
+  static void reset_stats();
+  static void clear_all();
+  static void set_capacity(size_t programs);
+
+ private:
+  struct Entry {
+    Key key;
+    ProgramPtr program;
+  };
+  static void evict_oldest();
+  std::mutex mutex_;
+  std::unordered_multimap<uint64_t, Entry> entries_;
+};
+
+}  // namespace torch_tpu

@@ -1,0 +1,147 @@
+#include "eager/python.h"
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "runtime/dtypes.h"
+
+namespace py = pybind11;
+
+namespace torch_tpu::python {
+namespace {
+
+// Runs `body` with the GIL; a Python exception leaves as the C++ exception that PyTorch turns back into itself.
+template <typename Body>
+auto with_python(Body body) {
+  py::gil_scoped_acquire gil;
+  try {
+    return body();
+  } catch (py::error_already_set& error) {
+    error.restore();
+    python_error persisted;
+    persisted.persist();
+    throw persisted;
+  }
+}
+
+py::tuple int_tuple(c10::IntArrayRef values) {
+  py::tuple out(values.size());
+  for (size_t i = 0; i < values.size(); ++i) out[i] = values[i];
+  return out;
+}
+
+py::object number(const c10::Scalar& value) {
+  if (value.isBoolean()) return py::bool_(value.toBool());
+  if (value.isComplex()) {
+    const auto z = value.toComplexDouble();
+    return py::reinterpret_steal<py::object>(PyComplex_FromDoubles(z.real(), z.imag()));
+  }
+  if (value.isFloatingPoint()) return py::float_(value.toDouble());
+  return value.isUnsigned() ? py::object(py::int_(value.toUInt64())) : py::object(py::int_(value.toLong()));
+}
+
+py::object plain(const c10::IValue& value) {
+  if (value.isNone() || value.isGenerator()) return py::none();
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  if (value.isComplexDouble()) return number(value.toScalar());
+  if (value.isString()) return py::str(value.toStringRef());
+  if (value.isDevice()) return py::make_tuple("device", value.toDevice().str());
+  if (value.isSymInt()) return py::int_(value.toSymInt().guard_int(__FILE__, __LINE__));
+  py::list out;
+  for (const auto& item : value.toList()) out.append(plain(c10::IValue(item)));
+  return out;
+}
+
+// Walks the arguments in the order in which Call::read did and describes each.
+class Describer {
+ public:
+  explicit Describer(const Call& call) : call_(call) {}
+
+  py::object describe(const c10::IValue& value, const ArgumentSpec& spec) {
+    switch (spec.kind) {
+      case ArgumentSpec::kTensor: return tensor(value);
+      case ArgumentSpec::kTensors: {
+        if (value.isNone()) return py::none();
+        py::list out;
+        for (const auto& item : value.toListRef()) out.append(tensor(item));
+        return out;
+      }
+      case ArgumentSpec::kScalar:
+      case ArgumentSpec::kFloat: {
+        if (numbers_ < call_.numbers.size() && is_operand(value, spec)) {
+          const auto index = numbers_++;
+          return py::make_tuple("number", index, number(call_.numbers[index]));
+        }
+        return plain(value);
+      }
+      case ArgumentSpec::kScalars: {
+        if (spec.is_static || value.isNone()) return plain(value);
+        py::list values;
+        for (const auto& v : call_.number_lists[lists_]) values.append(number(v));
+        return py::make_tuple("numbers", lists_++, values);
+      }
+      case ArgumentSpec::kGenerator: return py::none();
+      case ArgumentSpec::kOther: return value.isList() && !value.isIntList() ? other_list(value) : plain(value);
+    }
+    return py::none();
+  }
+
+ private:
+  static bool is_operand(const c10::IValue& value, const ArgumentSpec& spec) {
+    return !value.isNone() && !spec.is_static && !(spec.default_value && same_number(*spec.default_value, value));
+  }
+
+  py::object other_list(const c10::IValue& value) {
+    py::list out;
+    for (const auto& item : value.toListRef()) out.append(item.isTensor() ? tensor(item) : plain(item));
+    return out;
+  }
+
+  py::object tensor(const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined()) return py::none();
+    const auto* impl = value.toTensor().unsafeGetTensorImpl();
+    const int dtype = static_cast<int>(impl->dtype().toScalarType());
+    if (impl->device_type() != c10::DeviceType::PrivateUse1) {
+      const auto index = numbers_++;
+      return py::make_tuple("host", index, dtype, impl->is_wrapped_number(), number(call_.numbers[index]));
+    }
+    const auto position = positions_++;
+    const auto& ref = call_.tensors[position];
+    const ArrayType* type = ref.cell->type();
+    py::object base = py::none();
+    if (type) base = py::make_tuple(static_cast<int>(to_torch(type->dtype)), int_tuple(type->dims));
+    return py::make_tuple("tensor", position, ref.slot, dtype, int_tuple(impl->sizes()), int_tuple(impl->strides()),
+                          impl->storage_offset(), ref.fits, ref.cell->bytes(), base);
+  }
+
+  const Call& call_;
+  size_t positions_ = 0, numbers_ = 0, lists_ = 0;
+};
+
+py::object module_function(const char* name) { return py::module_::import("torch_tpu.programs.eager").attr(name); }
+
+}  // namespace
+
+OperatorSpec operator_spec(const std::string& name) {
+  return with_python([&] {
+    auto answer = module_function("operator_spec")(name).cast<py::tuple>();
+    OperatorSpec spec;
+    for (auto item : answer[0]) spec.static_arguments.push_back(item.cast<std::string>());
+    spec.all_static = answer[1].cast<bool>();
+    return spec;
+  });
+}
+
+ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema, const std::vector<ArgumentSpec>& specs,
+                           const Call& call, const c10::IValue* arguments, int precision) {
+  return with_python([&] {
+    Describer describer(call);
+    py::list described;
+    for (size_t i = 0; i < specs.size(); ++i) described.append(describer.describe(arguments[i], specs[i]));
+    return module_function("compile_call")(name, described, precision).cast<std::shared_ptr<Program>>();
+  });
+}
+
+}  // namespace torch_tpu::python

@@ -1,0 +1,14 @@
+// The way from C++ to Python: only on a program miss. Everything here takes the GIL itself.
+#pragma once
+
+#include "eager/kernel.h"
+
+namespace torch_tpu::python {
+
+OperatorSpec operator_spec(const std::string& name);
+
+// Describes the call to torch_tpu.programs.eager.compile_call and returns its program. Python errors pass through unchanged.
+ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema, const std::vector<ArgumentSpec>& specs,
+                           const Call& call, const c10::IValue* arguments, int precision);
+
+}  // namespace torch_tpu::python

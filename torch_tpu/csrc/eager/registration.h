@@ -1,0 +1,8 @@
+#pragma once
+
+namespace torch_tpu {
+
+// Registers the boxed kernel for every ATen operator that a backend implements, and the fallback for other namespaces.
+void register_kernels();
+
+}  // namespace torch_tpu

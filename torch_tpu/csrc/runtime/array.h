@@ -1,0 +1,45 @@
+// Arrays on a device: an interned type, and a reference-counted immutable PJRT buffer.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "pjrt/buffer.h"
+
+namespace torch_tpu {
+
+// Shape and element type. Interned: equal types are one object, which lives for ever, so a key holds just its address.
+struct ArrayType {
+  pjrt::DType dtype;
+  c10::SmallVector<int64_t, 6> dims;
+  int64_t numel;
+  size_t bytes;
+
+  static const ArrayType* get(pjrt::DType dtype, c10::IntArrayRef dims);
+};
+
+// An immutable array. Several cells may hold one (clone() costs nothing); a program may consume it when only one does.
+class Array final : public c10::intrusive_ptr_target {
+ public:
+  Array(PJRT_Buffer* handle, const ArrayType* type, c10::DeviceIndex device);
+  ~Array() override;
+
+  PJRT_Buffer* handle() const { return buffer_.get(); }
+  const pjrt::Buffer& buffer() const { return buffer_; }
+  const ArrayType* type() const { return type_; }
+  c10::DeviceIndex device() const { return device_; }
+
+ private:
+  friend class Outstanding;
+  pjrt::Buffer buffer_;
+  const ArrayType* type_;
+  c10::DeviceIndex device_;
+  // Links of the device's list of arrays not yet known to be ready; see outstanding.h.
+  Array* previous_ = nullptr;
+  Array* next_ = nullptr;
+};
+using ArrayPtr = c10::intrusive_ptr<Array>;
+
+}  // namespace torch_tpu

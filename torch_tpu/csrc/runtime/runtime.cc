@@ -1,0 +1,307 @@
+#include "runtime/runtime.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <complex>
+#include <map>
+#include <sstream>
+
+#include "runtime/dtypes.h"
+
+namespace torch_tpu {
+namespace {
+
+std::mutex init_mutex;
+std::atomic<Runtime*> instance{nullptr};
+std::atomic<bool> closed{false};
+std::atomic<bool> forked{false};
+std::function<Platform()> resolve_platform;
+std::function<int()> count_devices;
+thread_local c10::DeviceIndex current = 0;
+
+std::string human(double bytes) {
+  const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  while (bytes >= 1024 && unit < 4) bytes /= 1024, ++unit;
+  std::ostringstream out;
+  out.precision(unit ? 2 : 0);
+  out << std::fixed << bytes << ' ' << units[unit];
+  return out.str();
+}
+
+}  // namespace
+
+void rethrow(const pjrt::Error& error) {
+  TORCH_CHECK_WITH(OutOfMemoryError, !error.out_of_memory(), error.what());
+  TORCH_CHECK_NOT_IMPLEMENTED(error.code() != PJRT_Error_Code_UNIMPLEMENTED, error.what());
+  TORCH_CHECK(false, error.what());
+}
+
+// ---- memory -------------------------------------------------------------------------------------------------------------
+void MemoryCounters::add(int64_t bytes) {
+  const int64_t now = current.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (now > peak.load(std::memory_order_relaxed)) peak.store(now, std::memory_order_relaxed);
+  allocated.fetch_add(bytes, std::memory_order_relaxed);
+  const int64_t count = live.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (count > peak_live.load(std::memory_order_relaxed)) peak_live.store(count, std::memory_order_relaxed);
+  allocations.fetch_add(1, std::memory_order_relaxed);
+}
+
+void MemoryCounters::remove(int64_t bytes) {
+  current.fetch_sub(bytes, std::memory_order_relaxed);
+  freed.fetch_add(bytes, std::memory_order_relaxed);
+  live.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// ---- scalars ------------------------------------------------------------------------------------------------------------
+namespace {
+template <typename T>
+void store(const c10::Scalar& value, void* out) {
+  T converted;
+  if constexpr (c10::is_complex<T>::value) {
+    converted = value.isComplex() ? static_cast<T>(value.toComplexDouble()) : T(value.toDouble());
+  } else if (value.isComplex()) {
+    converted = static_cast<T>(value.toComplexDouble().real());
+  } else if (value.isFloatingPoint()) {
+    const double number = value.toDouble();
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+      converted = number >= 0 ? static_cast<T>(static_cast<uint64_t>(number)) : static_cast<T>(static_cast<int64_t>(number));
+    else
+      converted = static_cast<T>(number);
+  } else if (value.isBoolean()) {
+    converted = static_cast<T>(value.toBool());
+  } else if (value.isUnsigned()) {
+    converted = static_cast<T>(value.toUInt64());
+  } else {
+    converted = static_cast<T>(value.toLong());
+  }
+  memcpy(out, &converted, sizeof(T));
+}
+
+// The bytes of `value` as `dtype`, with C conversions.
+void encode(const c10::Scalar& value, pjrt::DType dtype, void* out) {
+  switch (to_torch(dtype)) {
+#define CASE(type, name) \
+  case c10::ScalarType::name: return store<type>(value, out);
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND3(Bool, Half, BFloat16, CASE)
+    CASE(uint16_t, UInt16)
+    CASE(uint32_t, UInt32)
+    CASE(uint64_t, UInt64)
+    CASE(c10::Float8_e5m2, Float8_e5m2)
+    CASE(c10::Float8_e4m3fn, Float8_e4m3fn)
+#undef CASE
+    default: TORCH_CHECK_TYPE(false, "A scalar operand cannot have element type ", pjrt::dtype_name(dtype), ".");
+  }
+}
+}  // namespace
+
+ArrayPtr ScalarCache::get(const c10::Scalar& value, pjrt::DType dtype, DeviceState& device) {
+  uint64_t bits[2] = {0, 0};
+  encode(value, dtype, bits);
+  const uint64_t hash = (bits[0] ^ (bits[1] * 31) ^ (static_cast<uint64_t>(dtype) << 56)) * 0x9E3779B97F4A7C15ull;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (entries_.empty()) entries_.resize(kEntries);
+  Entry& entry = entries_[hash >> 53];
+  if (!entry.array || entry.low != bits[0] || entry.high != bits[1] || entry.dtype != dtype)
+    entry = {bits[0], bits[1], dtype, device.from_host(bits, ArrayType::get(dtype, {}))};
+  return entry.array;
+}
+
+void ScalarCache::clear() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  entries_.clear();
+}
+
+// ---- devices ------------------------------------------------------------------------------------------------------------
+DeviceState::DeviceState(const pjrt::Client& client, c10::DeviceIndex index)
+    : index(index), client(client), device(client.devices()[index]) {}
+
+ArrayPtr DeviceState::from_host(const void* data, const ArrayType* type, std::shared_ptr<void> keep) {
+  PJRT_Buffer* handle;
+  if (keep)
+    handle = client.from_host(data, type->dtype, type->dims.data(), type->dims.size(), device, pjrt::HostMemory::kHeldUntilDone,
+                              [keep] {});
+  else
+    handle = client.from_host(data, type->dtype, type->dims.data(), type->dims.size(), device);
+  return c10::make_intrusive<Array>(handle, type, index);
+}
+
+ArrayPtr DeviceState::index_flag() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!index_flag_) {
+    const int32_t zero = 0;
+    index_flag_ = from_host(&zero, ArrayType::get(PJRT_Buffer_Type_S32, {}));
+  }
+  return index_flag_;
+}
+
+void DeviceState::set_index_flag(ArrayPtr flag) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  index_flag_ = std::move(flag);
+  index_flag_dirty_ = true;
+}
+
+void DeviceState::check_index_flag() {
+  ArrayPtr flag;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!index_flag_dirty_) return;
+    index_flag_dirty_ = false;
+    flag = index_flag_;
+  }
+  int32_t code = 0;
+  if (!flag->buffer().read_host_memory(&code, sizeof(code))) flag->buffer().to_host(&code, sizeof(code)).wait();
+  if (code == 0) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    index_flag_.reset();
+  }
+  TORCH_CHECK_INDEX(false, "index out of range in ", Runtime::index_op(code), " on tpu:", static_cast<int>(index),
+                    ". It happened since the last synchronisation; set TORCH_TPU_LAUNCH_BLOCKING=1 (Debug mode) to raise at the line "
+                    "of the operator.");
+}
+
+void DeviceState::synchronize() {
+  try {
+    outstanding.wait();
+  } catch (const pjrt::Error& error) {
+    rethrow(error);
+  }
+  check_index_flag();
+}
+
+void DeviceState::track(Cell* cell) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  large_.insert(cell);
+}
+
+void DeviceState::untrack(Cell* cell) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  large_.erase(cell);
+}
+
+std::string DeviceState::largest_holders() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Cell*> cells(large_.begin(), large_.end());
+  std::sort(cells.begin(), cells.end(), [](Cell* a, Cell* b) { return a->bytes() > b->bytes(); });
+  std::ostringstream out;
+  for (size_t i = 0; i < std::min<size_t>(cells.size(), 5); ++i) {
+    out << (i ? ", " : "") << human(static_cast<double>(cells[i]->bytes()));
+    if (const ArrayType* type = cells[i]->type()) {
+      out << " (" << pjrt::dtype_name(type->dtype) << '[';
+      for (size_t d = 0; d < type->dims.size(); ++d) out << (d ? ", " : "") << type->dims[d];
+      out << "])";
+    }
+  }
+  return cells.empty() ? "none above 1 MiB" : out.str();
+}
+
+// ---- runtime ------------------------------------------------------------------------------------------------------------
+Runtime::Runtime(Platform platform) : platform_(std::move(platform)) {
+  client_ = std::make_unique<pjrt::Client>(pjrt::Plugin::load(platform_.plugin_path), platform_.options);
+  const auto count = client_->devices().size();
+  TORCH_CHECK(count > 0, "The plugin ", platform_.plugin_path, " has no device that this process can address.");
+  for (size_t i = 0; i < count; ++i) {
+    devices_.push_back(std::make_unique<DeviceState>(*client_, static_cast<c10::DeviceIndex>(i)));
+    const auto memory = devices_.back()->device.memory();
+    devices_.back()->capacity = memory && memory->bytes_limit ? *memory->bytes_limit : platform_.capacity;
+  }
+}
+
+Runtime& Runtime::get() {
+  Runtime* runtime = instance.load(std::memory_order_acquire);
+  if (C10_LIKELY(runtime && !forked.load(std::memory_order_relaxed))) return *runtime;
+  TORCH_CHECK(!forked, "Cannot re-initialize tpu in forked subprocess. To use tpu with multiprocessing, you must use the 'spawn' "
+                       "start method (torch.multiprocessing.set_start_method('spawn')).");
+  std::lock_guard<std::mutex> lock(init_mutex);
+  if ((runtime = instance.load())) return *runtime;
+  TORCH_CHECK(resolve_platform, "torch_tpu is not loaded: import torch_tpu first.");
+  try {
+    runtime = new Runtime(resolve_platform());
+  } catch (const pjrt::Error& error) {
+    rethrow(error);
+  }
+  pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  instance.store(runtime, std::memory_order_release);
+  return *runtime;
+}
+
+bool Runtime::initialized() { return instance.load(std::memory_order_acquire) != nullptr; }
+bool Runtime::usable() { return initialized() && !closed && !forked; }
+bool Runtime::in_bad_fork() { return forked; }
+
+void Runtime::set_platform_resolver(std::function<Platform()> resolver, std::function<int()> count) {
+  resolve_platform = std::move(resolver);
+  count_devices = std::move(count);
+}
+
+int Runtime::device_count() noexcept {
+  try {
+    if (initialized()) return static_cast<int>(instance.load()->devices_.size());
+    return count_devices ? count_devices() : 0;
+  } catch (...) {  // the interface promises 0 for a platform that cannot be used; the first use says why
+    return 0;
+  }
+}
+
+void Runtime::shutdown() {
+  if (!usable()) return;
+  for (auto& device : instance.load()->devices_) {
+    try {
+      device->outstanding.wait();
+    } catch (const std::exception& error) {
+      TORCH_WARN("Work on tpu:", static_cast<int>(device->index), " failed while the interpreter was exiting: ", error.what());
+    }
+    device->scalars.clear();
+  }
+  closed = true;
+}
+
+DeviceState& Runtime::device(c10::DeviceIndex index) {
+  if (C10_UNLIKELY(index < 0)) index = current;
+  TORCH_CHECK(static_cast<size_t>(index) < devices_.size(), "invalid device ordinal: tpu:", static_cast<int>(index), " of ",
+              devices_.size(), " tpu device(s).");
+  return *devices_[index];
+}
+
+c10::DeviceIndex Runtime::current_device() { return current; }
+
+c10::DeviceIndex Runtime::exchange_device(c10::DeviceIndex index) {
+  const auto previous = current;
+  if (index >= 0 && index != current) {
+    const int count = device_count();
+    TORCH_CHECK(index < count, "invalid device ordinal: tpu:", static_cast<int>(index), " of ", count, " tpu device(s).");
+    current = index;
+  }
+  return previous;
+}
+
+namespace {
+struct Codes {
+  std::mutex mutex;
+  std::map<std::string, int32_t> by_name;
+  std::vector<std::string> names{""};
+};
+Codes& codes() {
+  static auto* table = new Codes;
+  return *table;
+}
+}  // namespace
+
+int32_t Runtime::index_code(const std::string& op) {
+  auto& table = codes();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  auto [entry, fresh] = table.by_name.emplace(op, static_cast<int32_t>(table.names.size()));
+  if (fresh) table.names.push_back(op);
+  return entry->second;
+}
+
+std::string Runtime::index_op(int32_t code) {
+  auto& table = codes();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  return code > 0 && static_cast<size_t>(code) < table.names.size() ? table.names[code] : "an operator";
+}
+
+}  // namespace torch_tpu

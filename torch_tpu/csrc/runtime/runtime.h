@@ -1,0 +1,128 @@
+// The process's one client of the device platform, made on first use, and what it keeps for each device.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <c10/core/Scalar.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "pjrt/client.h"
+#include "runtime/cell.h"
+#include "runtime/outstanding.h"
+
+namespace torch_tpu {
+
+constexpr c10::DeviceType kTpu = c10::DeviceType::PrivateUse1;
+
+// Bytes of live storages on one device, as torch.accelerator.memory_stats reports them.
+struct MemoryCounters {
+  std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0}, allocations{0}, live{0}, peak_live{0}, out_of_memory{0};
+  void add(int64_t bytes);
+  void remove(int64_t bytes);
+};
+
+// Numbers as 0-d arrays on the device, by value: the second `x + 3` transfers nothing.
+class ScalarCache {
+ public:
+  ArrayPtr get(const c10::Scalar& value, pjrt::DType dtype, class DeviceState& device);
+  void clear();
+
+ private:
+  struct Entry {
+    uint64_t low = 0, high = 0;
+    pjrt::DType dtype = PJRT_Buffer_Type_INVALID;
+    ArrayPtr array;
+  };
+  static constexpr size_t kEntries = 2048;
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+class DeviceState {
+ public:
+  DeviceState(const pjrt::Client& client, c10::DeviceIndex index);
+
+  const c10::DeviceIndex index;
+  const pjrt::Client& client;
+  const pjrt::Device& device;
+  Outstanding outstanding;
+  MemoryCounters memory;
+  ScalarCache scalars;
+  int64_t capacity = 0;  // bytes that storages may occupy together; 0 if unknown
+
+  // Copies a host array (row-major) and returns at once when `keep` allows it.
+  ArrayPtr from_host(const void* data, const ArrayType* type, std::shared_ptr<void> keep = nullptr);
+
+  // Out-of-range indices: programs that check write their code here; 0 means none so far.
+  ArrayPtr index_flag();
+  void set_index_flag(ArrayPtr flag);
+  // Raises IndexError with the operator's name if a checked program met a bad index since the last call.
+  void check_index_flag();
+
+  // Waits for all work, then raises what went wrong in it.
+  void synchronize();
+
+  // Large live storages, for the out-of-memory message.
+  void track(Cell* cell);
+  void untrack(Cell* cell);
+  std::string largest_holders();
+
+ private:
+  std::mutex mutex_;
+  ArrayPtr index_flag_;
+  bool index_flag_dirty_ = false;
+  std::unordered_set<Cell*> large_;
+};
+
+// Where the platform comes from; filled in by Python (torch_tpu/platform.py), which knows the environment.
+struct Platform {
+  std::string name;         // "cpu", "tpu" or the plugin's path
+  std::string plugin_path;
+  pjrt::Options options;
+  int64_t capacity = 0;     // bytes per device where the plugin does not say
+};
+
+class Runtime {
+ public:
+  // The runtime, made on first use. Throws with a sentence if the platform cannot be used, or in a forked child.
+  static Runtime& get();
+  static bool initialized();
+  // Initialised, not shut down, and not in a forked child: the plugin may be called.
+  static bool usable();
+  // After fork, in the child of a process that had initialised: the device cannot be used.
+  static bool in_bad_fork();
+  // Called once, from Python, before first use.
+  static void set_platform_resolver(std::function<Platform()> resolver, std::function<int()> count);
+  // Devices, without initialising anything; 0 if there is no usable platform.
+  static int device_count() noexcept;
+  // Drops device state at interpreter exit, while the plugin still works.
+  static void shutdown();
+
+  const Platform& platform() const { return platform_; }
+  const pjrt::Client& client() const { return *client_; }
+  DeviceState& device(c10::DeviceIndex index);
+  // Index of the calling thread's current device.
+  static c10::DeviceIndex current_device();
+  static c10::DeviceIndex exchange_device(c10::DeviceIndex index);
+
+  // A process-wide number for an operator whose programs check indices.
+  static int32_t index_code(const std::string& op);
+  static std::string index_op(int32_t code);
+
+ private:
+  explicit Runtime(Platform platform);
+  Platform platform_;
+  std::unique_ptr<pjrt::Client> client_;
+  std::vector<std::unique_ptr<DeviceState>> devices_;
+};
+
+// Makes a pjrt::Error the exception PyTorch users know: OutOfMemoryError, NotImplementedError or RuntimeError.
+[[noreturn]] void rethrow(const pjrt::Error& error);
+
+}  // namespace torch_tpu

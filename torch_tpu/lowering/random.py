@@ -1,0 +1,410 @@
+"""Random numbers: every draw is a function of the generator's seed and of the offset at which the draw starts.
+
+The bits come from :meth:`Tracer.random_bits`. A uniform number of a dtype with ``d`` digits (24 for float32, 53 for float64) is
+``k / 2^d`` for ``d`` random bits ``k``, as in ATen's ``uniform_real``; where a logarithm or a tangent follows, it is an odd
+multiple of ``2^-d``, which is neither 0 nor 1. Distributions whose number of draws depends on the data are in ``sampling.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, compute_dtype, highest, lowest, tracer
+from torch_tpu.lowering.registry import lower
+from torch_tpu.stablehlo import Type, Value, ops as hlo
+
+# ---- checks of numbers ------------------------------------------------------------------------------------------------
+#: Operators whose numbers must be checked on every call, since they are operands of the program: the in-place form whose CPU
+#: kernel checks them, and the positions of the numbers among the operator's arguments.
+CHECKED: dict[str, tuple[str, tuple[int, ...]]] = {
+    "uniform": ("uniform_", (1, 2)),
+    "normal_functional": ("normal_", (1, 2)),
+    "normal.Tensor_float": ("normal_", (1,)),
+    "log_normal": ("log_normal_", (1, 2)),
+    "exponential": ("exponential_", (1,)),
+    "geometric": ("geometric_", (1,)),
+    "cauchy": ("cauchy_", (1, 2)),
+    "bernoulli.p": ("bernoulli_", (1,)),
+    "native_dropout": ("bernoulli_", (1,)),
+}
+
+
+def check_numbers(name: str, dtype: torch.dtype, *numbers: Number) -> None:
+    """Raises what PyTorch raises for bad ``numbers``: the CPU kernel checks them before it fills a tensor without elements.
+
+    Args:
+        name: A functional overload of :data:`CHECKED`.
+        dtype: Of the tensor to be filled.
+        numbers: The arguments at the positions that the table gives.
+    """
+    in_place, _ = CHECKED[name]
+    if name == "normal.Tensor_float":
+        numbers = (0.0, *numbers)
+    with torch.utils._python_dispatch._disable_current_modes():
+        getattr(torch.empty(0, dtype=dtype), in_place)(*numbers, generator=_check_generator)
+
+
+_check_generator = torch.Generator()  # some CPU kernels draw a seed even for no elements
+
+
+def _check(name: str, dtype: torch.dtype, *numbers: Scalar) -> None:
+    check_numbers(name, dtype, *(n.sample if isinstance(n, ScalarOperand) else n for n in numbers))  # type: ignore[misc]
+
+
+# ---- uniform numbers --------------------------------------------------------------------------------------------------
+def digits(dtype: torch.dtype) -> int:
+    """Binary digits of a floating dtype's significand: 24 for float32."""
+    return 1 - int(math.log2(torch.finfo(dtype).eps))
+
+
+def _random_integer(shape: Sequence[int], bits: int) -> Value:
+    """Uniform on ``[0, 2^bits)``, as the narrower of uint32 and uint64 that holds it."""
+    word = torch.uint32 if bits <= 32 else torch.uint64
+    return hlo.shift_right_logical(tracer().random_bits(shape, word), 8 * word.itemsize - bits)
+
+
+def unit(shape: Sequence[int], dtype: torch.dtype) -> Value:
+    """Uniform on [0, 1) with ``dtype``'s digits, in its compute dtype: rounding to ``dtype`` is exact and never gives 1."""
+    d = digits(dtype)
+    return hlo.convert(_random_integer(shape, d), compute_dtype(dtype)) * 2.0**-d
+
+
+def open_unit(shape: Sequence[int], dtype: torch.dtype) -> Value:
+    """Uniform on (0, 1), symmetric about 1/2: odd multiples of ``2^-d``. ``dtype`` is float32 or float64."""
+    d = digits(dtype)
+    return odd_multiple(_random_integer(shape, d - 1), dtype)
+
+
+def odd_multiple(k: Value, dtype: torch.dtype) -> Value:
+    """``(2 k + 1) 2^-d``."""
+    d = digits(dtype)
+    return hlo.convert(hlo.or_(hlo.shift_left(k, 1), 1), dtype) * 2.0**-d
+
+
+def gauss(shape: Sequence[int], dtype: torch.dtype) -> Value:
+    """Standard normal numbers, by the inverse of the distribution function. ``dtype`` is float32 or float64."""
+    return gauss_of(_random_integer(shape, digits(dtype)), dtype)
+
+
+def gauss_of(k: Value, dtype: torch.dtype) -> Value:
+    """Standard normal numbers from ``d`` random bits each: ``sqrt(2) erfinv(u)``, u an odd multiple of 2^-d in (-1, 1)."""
+    d = digits(dtype)
+    signed = hlo.convert(k, torch.int32 if dtype == torch.float32 else torch.int64)
+    u = hlo.convert(signed * 2 + (1 - 2**d), dtype) * 2.0**-d
+    return hlo.erf_inv(u) * math.sqrt(2.0)
+
+
+def exponential_unit(shape: Sequence[int], dtype: torch.dtype) -> Value:
+    """Exponential numbers of rate one, all of them positive and finite."""
+    return -hlo.log(open_unit(shape, dtype))
+
+
+def flips(shape: Sequence[int], p: Scalar, dtype: torch.dtype = torch.float32) -> Value:
+    """True with probability ``p``: 32 random bits below ``p 2^32``."""
+    threshold = as_value(p, dtype, shape) * 2.0**32
+    always = hlo.compare(threshold, 2.0**32, "GE")
+    threshold = hlo.convert(hlo.clamp(0.0, threshold, float(2**32 - 2 ** (32 - min(digits(dtype), 32)))), torch.uint32)
+    return hlo.or_(always, tracer().random_bits(shape, torch.uint32) < threshold)
+
+
+def _parts(draw: Callable[[Sequence[int], torch.dtype], Value], kind: Type) -> Value:
+    """``draw`` for a real dtype; independent real and imaginary parts for a complex one."""
+    if not kind.dtype.is_complex:
+        return hlo.convert(draw(kind.shape, kind.dtype), kind.dtype)
+    part = kind.dtype.to_real()
+    return hlo.complex_(draw(kind.shape, part), draw(kind.shape, part))
+
+
+# ---- distributions ----------------------------------------------------------------------------------------------------
+@lower("uniform")
+def uniform(x: Value, low: Scalar = 0.0, high: Scalar = 1.0, *, result: list[Type]) -> Value:
+    _check("uniform", x.dtype, low, high)
+
+    def draw(shape: Sequence[int], dtype: torch.dtype) -> Value:
+        u = unit(shape, dtype)
+        if low == 0.0 and high == 1.0:
+            return hlo.convert(u, dtype)
+        a, b = as_value(low, u.dtype), as_value(high, u.dtype)
+        y = hlo.convert(u * hlo.broadcast_to(b - a, shape) + hlo.broadcast_to(a, shape), dtype)
+        # The sum may round up to the excluded end.
+        return hlo.select(y >= as_value(high, dtype, shape), as_value(low, dtype, shape), y)
+
+    return _parts(draw, result[0])
+
+
+@lower("rand", "rand.generator", "rand_like", "rand_like.generator")
+def rand(*_: Any, result: list[Type]) -> Value:
+    return _parts(unit, result[0])
+
+
+def _float_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in where the result may be an integer."""
+    return compute_dtype(dtype) if dtype.is_floating_point else torch.float32 if dtype.itemsize < 4 else torch.float64
+
+
+def _normal(mean: Scalar, std: Scalar, kind: Type) -> Value:
+    """The variance of a complex number is shared between its parts."""
+    share = math.sqrt(0.5) if kind.dtype.is_complex else 1.0
+
+    def draw(shape: Sequence[int], dtype: torch.dtype) -> Value:
+        c = compute_dtype(dtype)
+        z = gauss(shape, c)
+        if not (isinstance(std, float) and std * share == 1.0):
+            z = z * hlo.broadcast_to(as_value(std, c) * share, shape)
+        return z if isinstance(mean, float) and mean == 0.0 else z + as_value(mean, c, shape)
+
+    return _parts(draw, kind)
+
+
+@lower("normal_functional")
+def normal(x: Value, mean: Scalar = 0.0, std: Scalar = 1.0, *, result: list[Type]) -> Value:
+    _check("normal_functional", x.dtype, mean, std)
+    return _normal(mean, std, result[0])
+
+
+@lower("normal.Tensor_float")
+def normal_mean(mean: Value, std: Scalar = 1.0, *, result: list[Type]) -> Value:
+    _check("normal.Tensor_float", mean.dtype, std)
+    return _normal(mean, std, result[0])
+
+
+@lower("normal.float_Tensor", "normal.Tensor_Tensor")
+def normal_std(mean: Scalar, std: Value, *, result: list[Type]) -> Value:
+    return _normal(mean, std, result[0])
+
+
+@lower("normal.float_float", "normal.float_float_out")
+def normal_numbers(mean: Scalar, std: Scalar, size: list[int], *, result: list[Type]) -> Value:
+    _check("normal_functional", result[0].dtype, mean, std)
+    return _normal(mean, std, result[0])
+
+
+@lower("randn", "randn.generator", "randn_like", "randn_like.generator")
+def randn(*_: Any, result: list[Type]) -> Value:
+    return _normal(0.0, 1.0, result[0])
+
+
+@lower("log_normal")
+def log_normal(x: Value, mean: Scalar = 1.0, std: Scalar = 2.0, *, result: list[Type]) -> Value:
+    _check("log_normal", x.dtype, mean, std)
+    c = compute_dtype(x.dtype)
+    z = gauss(x.shape, c) * as_value(std, c, x.shape) + as_value(mean, c, x.shape)
+    return hlo.convert(hlo.exponential(z), x.dtype)
+
+
+@lower("exponential")
+def exponential(x: Value, rate: Scalar = 1.0) -> Value:
+    _check("exponential", x.dtype, rate)
+    c = compute_dtype(x.dtype)
+    return hlo.convert(exponential_unit(x.shape, c) / as_value(rate, c, x.shape), x.dtype)
+
+
+@lower("geometric")
+def geometric(x: Value, p: Scalar) -> Value:
+    """The number of trials up to the first success: ``ceil(log(u) / log(1 - p))``."""
+    _check("geometric", x.dtype, p)
+    c = _float_of(x.dtype)
+    trials = hlo.ceil(hlo.log(open_unit(x.shape, c)) / hlo.log_plus_one(-as_value(p, c, x.shape)))
+    return hlo.convert(hlo.maximum(trials, 1.0), x.dtype)
+
+
+@lower("cauchy")
+def cauchy(x: Value, median: Scalar = 0.0, sigma: Scalar = 1.0) -> Value:
+    _check("cauchy", x.dtype, median, sigma)
+    c = compute_dtype(x.dtype)
+    t = hlo.tan((open_unit(x.shape, c) - 0.5) * math.pi)
+    return hlo.convert(as_value(median, c, x.shape) + as_value(sigma, c, x.shape) * t, x.dtype)
+
+
+# ---- coins ------------------------------------------------------------------------------------------------------------
+def _probability_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@lower("bernoulli.p")
+def bernoulli_number(x: Value, p: Scalar = 0.5) -> Value:
+    _check("bernoulli.p", x.dtype, p)
+    return hlo.convert(flips(x.shape, p), x.dtype)
+
+
+@lower("bernoulli.Tensor")
+def bernoulli_tensor(x: Value, p: Value) -> Value:
+    return hlo.convert(flips(x.shape, p, _probability_dtype(p.dtype)), x.dtype)
+
+
+@lower("bernoulli")
+def bernoulli(p: Value, *, result: list[Type]) -> Value:
+    return hlo.convert(flips(p.shape, p, _probability_dtype(p.dtype)), result[0].dtype)
+
+
+@lower("native_dropout")
+def native_dropout(x: Value, p: Scalar, train: bool | None) -> list[Value]:
+    """``x`` where a coin of probability ``1 - p`` fell, scaled by ``1 / (1 - p)``; all zeros for ``p = 1``."""
+    if train is False:
+        return [x, hlo.constant(True, torch.bool, x.shape)]
+    _check("native_dropout", x.dtype, p)
+    c = compute_dtype(x.dtype)
+    real = c.to_real() if c.is_complex else c
+    keep = 1.0 - as_value(p, real)
+    mask = flips(x.shape, keep, _probability_dtype(real))
+    scale = hlo.select(hlo.compare(keep, 0.0, "EQ"), hlo.full_like(keep, 0.0), 1.0 / keep)
+    return [hlo.convert(_masked(x, mask, scale, c), x.dtype), mask]
+
+
+def _masked(x: Value, mask: Value, scale: Scalar, dtype: torch.dtype) -> Value:
+    """A product with the mask, not a selection: an infinity that is dropped becomes NaN, as in PyTorch."""
+    return hlo.convert(x, dtype) * hlo.convert(mask, dtype) * as_value(scale, dtype, x.shape)
+
+
+@lower("native_dropout_backward")
+def native_dropout_backward(grad: Value, mask: Value, scale: Scalar) -> Value:
+    return hlo.convert(_masked(grad, mask, scale, compute_dtype(grad.dtype)), grad.dtype)
+
+
+def _rrelu(x: Value, noise: Value, low: Scalar, high: Scalar, training: bool) -> list[Value]:
+    """``[noise, output]``: a slope for each negative element, drawn anew in training and recorded in ``noise``."""
+    c = compute_dtype(x.dtype)
+    negative, wide = x <= 0, hlo.convert(x, c)
+    a, b = as_value(low, c), as_value(high, c)
+    if not training:
+        slope = hlo.broadcast_to((a + b) * 0.5, x.shape)
+        return [noise, hlo.convert(hlo.select(negative, wide * slope, wide), x.dtype)]
+    u = unit(x.shape, c) * hlo.broadcast_to(b - a, x.shape) + hlo.broadcast_to(a, x.shape)
+    slope = hlo.convert(hlo.select(negative, u, 1.0), x.dtype)
+    return [hlo.convert(slope, noise.dtype), hlo.convert(wide * hlo.convert(slope, c), x.dtype)]
+
+
+@lower("rrelu_with_noise")
+def rrelu_with_noise(
+    x: Value, noise: Value, lower: Scalar = 0.125, upper: Scalar = 1 / 3, training: bool = False, generator: Any = None
+) -> list[Value]:
+    return _rrelu(x, noise, lower, upper, training)
+
+
+@lower("rrelu_with_noise_functional")
+def rrelu_with_noise_functional(
+    x: Value, noise: Value, lower: Scalar = 0.125, upper: Scalar = 1 / 3, training: bool = False, generator: Any = None
+) -> list[Value]:
+    return _rrelu(x, noise, lower, upper, training)[::-1]
+
+
+# ---- integers ---------------------------------------------------------------------------------------------------------
+def integers(shape: Sequence[int], base: int, count: int, dtype: torch.dtype) -> Value:
+    """Uniform on ``[base, base + count)``, ``1 <= count <= 2^64``.
+
+    Up to 2^32 values, 64 random bits times ``count`` are shifted down by 64 (Lemire 2019): no value is favoured by more than
+    2^-32. Above, the remainder of 64 random bits is taken, as ATen does.
+    """
+    bits = tracer().random_bits(shape, torch.uint64)
+    if count <= 2**32:
+        high, low = hlo.shift_right_logical(bits, 32), hlo.and_(bits, 2**32 - 1)
+        bits = hlo.shift_right_logical(high * count + hlo.shift_right_logical(low * count, 32), 32)
+    elif count < 2**64:
+        bits = hlo.remainder(bits, count)
+    return hlo.convert(hlo.convert(bits, torch.int64) + base, dtype)
+
+
+def _top(dtype: torch.dtype) -> int:
+    """The largest value that ``random_`` draws: all integers up to it are values of ``dtype``."""
+    return 2 ** digits(dtype) if dtype.is_floating_point else int(highest(dtype))  # type: ignore[arg-type]
+
+
+@lower("random")
+def random(x: Value) -> Value:
+    return integers(x.shape, 0, _top(x.dtype) + 1, x.dtype)
+
+
+@lower("random.to")
+def random_to(x: Value, stop: int) -> Value:
+    return random_from(x, 0, stop)
+
+
+@lower("random.from")
+def random_from(x: Value, start: int, stop: int | None) -> Value:
+    """``[start, stop)``; to the top of the dtype, included, for no ``stop``; all of int64 for the lowest ``start`` as well."""
+    lowest_long = torch.iinfo(torch.int64).min
+    if stop is None:
+        if start == lowest_long:
+            return integers(x.shape, start, 2**64, x.dtype)
+        stop = min(_top(x.dtype), 2**63 - 1) + 1
+        if x.dtype.is_floating_point:
+            start = _representable(start, x.dtype, 1)
+        if start >= stop - 1:
+            raise RuntimeError(
+                f"random_ expects 'from' casted to dtype to be less than or equal to 'to_inc' casted to dtype, "
+                f"but got from={start} > to_inc={stop - 1}"
+            )
+    elif start >= stop:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={start} >= to={stop}")
+    elif x.dtype.is_floating_point:
+        start, stop = _representable(start, x.dtype, 1), _representable(stop, x.dtype, -1)
+        if start >= stop:
+            raise RuntimeError(
+                f"random_ expects 'from' casted to dtype to be less than 'to' casted to dtype, but got from={start} >= to={stop}"
+            )
+    _check_bounds(x.dtype, start, stop - 1)
+    return integers(x.shape, start, stop - start, x.dtype)
+
+
+def _representable(n: int, dtype: torch.dtype, towards: int) -> int:
+    """``n``, moved inwards where rounding to ``dtype`` moved it outwards (ATen's ``update_from`` and ``update_to``)."""
+    rounded = torch.tensor(n, dtype=torch.int64).to(dtype).double().item()
+    outside = rounded < n if towards > 0 else rounded > n
+    if not outside:
+        return n
+    step = 2 ** max(abs(n).bit_length() - digits(dtype), 0)
+    return int(rounded) + towards * step
+
+
+def _check_bounds(dtype: torch.dtype, first: int, last: int) -> None:
+    if dtype.is_complex:
+        raise RuntimeError("check_random_bounds handles only integral, floating-point and boolean types")
+    info = torch.finfo(dtype) if dtype.is_floating_point else None
+    low, high = (info.min, info.max) if info else (int(lowest(dtype)), int(highest(dtype)))  # type: ignore[arg-type]
+    for name, n in (("from", first), ("to - 1", last)):
+        if not low <= n <= high:
+            raise RuntimeError(f"{name} is out of bounds for {_C_NAME.get(dtype, dtype)}")
+
+
+#: The C++ names that ATen's messages carry.
+_C_NAME = {
+    torch.uint8: "unsigned char", torch.int8: "signed char", torch.int16: "short", torch.int32: "int", torch.bool: "bool",
+    torch.int64: "long", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float",
+    torch.float64: "double",
+}  # fmt: skip
+
+
+@lower("randint", "randint.generator", "randint_like", "randint_like.generator")
+def randint(first: Any, *rest: Any, result: list[Type]) -> Value:
+    high = rest[0] if isinstance(first, Value) else first
+    return random_from(Value("", *result[0], None), 0, high)  # type: ignore[arg-type]
+
+
+@lower("randint.low", "randint.low_generator", "randint_like.low_dtype", "randint_like.low_generator_dtype")
+def randint_low(first: Any, second: int, third: Any, *_: Any, result: list[Type]) -> Value:
+    low, high = (second, third) if isinstance(first, Value) else (first, second)
+    return random_from(Value("", *result[0], None), low, high)  # type: ignore[arg-type]
+
+
+@lower("randperm", "randperm.generator", "randperm.generator_out", "randperm.out")
+def randperm(n: int, *, result: list[Type]) -> Value:
+    """Positions sorted by 64-bit random keys; two equal keys among ``n`` have probability ``n^2 / 2^65``."""
+    dtype = result[0].dtype
+    _check_permutation(n, dtype)
+    if n == 0:
+        return hlo.constant(0, dtype, (0,))
+    keys = tracer().random_bits((n,), torch.uint64)
+    positions = hlo.iota((n,), 0, torch.int32 if n < 2**31 else torch.int64)
+    return hlo.convert(hlo.sort([keys, positions], 0, lambda a, b: a[0] < b[0])[1], dtype)
+
+
+def _check_permutation(n: int, dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        torch.scalar_tensor(n, dtype=dtype, device="cpu")  # raises PyTorch's overflow error
+    elif n > 2 ** digits(dtype) + 1:
+        kind = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}[dtype]
+        raise RuntimeError(f"n cannot be greater than {2 ** digits(dtype) + 1} for {kind} type.")

@@ -1,0 +1,80 @@
+"""Scans along one dimension: running sums, products, extrema.
+
+A scan is one ``reduce_window`` whose window reaches from the first element to the current one. XLA rewrites such a window into
+a tree of short ones on every platform (its ReduceWindowRewriter), so the work is linear in the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torch_tpu.lowering.common import compute_dtype, highest, lowest
+from torch_tpu.lowering.reduction import is_nan
+from torch_tpu.lowering.registry import lower
+from torch_tpu.stablehlo import Type, Value, ops as hlo
+
+Combine = Callable[[Value, Value], Value]
+
+
+def scan(x: Value, dim: int, init: bool | int | float, combine: Combine) -> Value:
+    """``y[i] = combine(x[0], ..., x[i])`` along ``dim`` for an associative ``combine`` with identity ``init``."""
+    if x.ndim == 0 or x.numel == 0:
+        return x
+    dim %= x.ndim
+    window, padding = [1] * x.ndim, [(0, 0)] * x.ndim
+    window[dim], padding[dim] = x.shape[dim], (x.shape[dim] - 1, 0)
+    return hlo.reduce_window([x], [init], lambda a, b: [combine(a[0], b[0])], window=window, padding=padding)[0]
+
+
+def _log_add(a: Value, b: Value) -> Value:
+    """``log(exp(a) + exp(b))``, right at both infinities."""
+    if a.dtype.is_complex:
+        top = hlo.maximum(hlo.real(a), hlo.real(b))
+        top = hlo.select(hlo.is_finite(top), top, 0)
+        top = hlo.complex_(top, hlo.full_like(top, 0))
+        return hlo.log(hlo.exponential(a - top) + hlo.exponential(b - top)) + top
+    top, low = hlo.maximum(a, b), hlo.minimum(a, b)
+    return hlo.select(hlo.compare(a, b, "EQ") & ~hlo.is_finite(a), a, top + hlo.log_plus_one(hlo.exponential(low - top)))
+
+
+def _register(name: str, init: int | float, combine: Combine) -> None:
+    @lower(name)
+    def rule(x: Value, dim: int, *, result: list[Type]) -> Value:
+        dtype = result[0].dtype
+        return hlo.convert(scan(hlo.convert(x, compute_dtype(dtype)), dim, init, combine), dtype)
+
+
+for _name, _init, _combine in (
+    ("cumsum", 0, hlo.add),
+    ("cumprod", 1, hlo.multiply),
+    ("logcumsumexp", float("-inf"), _log_add),
+    ("_logcumsumexp", float("-inf"), _log_add),
+):
+    _register(_name, _init, _combine)
+
+
+def _running_extreme(x: Value, dim: int, init: bool | int | float, combine: Combine) -> list[Value]:
+    """Running extreme and the *last* position that holds it, as PyTorch counts ties; NaN stays once met.
+
+    Values and positions are two scans: XLA's rewriter refuses a window over operands of different dtypes.
+    """
+    values = scan(x, dim, init, combine)
+    if x.ndim == 0:
+        return [values, hlo.constant(0, torch.int64)]
+    here = hlo.compare(x, values, "EQ")
+    if x.dtype.is_floating_point:
+        here = here | is_nan(x)
+    positions = hlo.select(here, hlo.iota(x.shape, dim % x.ndim, torch.int32), -1)
+    return [values, hlo.convert(scan(positions, dim, -1, hlo.maximum), torch.int64)]
+
+
+@lower("cummax")
+def cummax(x: Value, dim: int) -> list[Value]:
+    return _running_extreme(x, dim, lowest(x.dtype), hlo.maximum)
+
+
+@lower("cummin")
+def cummin(x: Value, dim: int) -> list[Value]:
+    return _running_extreme(x, dim, highest(x.dtype), hlo.minimum)
