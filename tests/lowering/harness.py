@@ -42,6 +42,11 @@ def _to_numpy(t: torch.Tensor) -> np.ndarray:
     return t.numpy()
 
 
+def _exact(number: Any) -> torch.Tensor:
+    wide = {float: torch.float64, complex: torch.complex128}
+    return torch.tensor(number, dtype=wide.get(type(number)))
+
+
 class Call:
     """One call of ``op`` on CPU tensors, described as the eager kernel describes it."""
 
@@ -107,7 +112,7 @@ def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: s
         value = {
             "base": lambda: call.bases[index],
             "offset": lambda: torch.tensor(call.offsets[index], dtype=dtype),
-            "scalar": lambda: torch.tensor(call.numbers[index]).to(dtype),
+            "scalar": lambda: _exact(call.numbers[index]).to(dtype),
             "rng": lambda: torch.tensor(seed, dtype=torch.uint64),
             "flag": lambda: torch.tensor(0, dtype=dtype),
             "code": lambda: torch.tensor(7, dtype=dtype),
@@ -120,8 +125,10 @@ def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: s
         outputs.append(t.view(torch.bfloat16) if output.type.dtype == torch.bfloat16 else t)
 
     def result(r: Any) -> Any:
-        if r is None or isinstance(r, list):
-            return r if r is None else [result(x) for x in r]
+        if r is None or isinstance(r, int):
+            return r
+        if isinstance(r, list):
+            return [result(x) for x in r]
         if r.output < 0:
             slot = next(i for i, o in enumerate(plan.outputs) if o.slot == r.position)
             source = outputs[slot]

@@ -2,10 +2,12 @@
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "eager/kernel.h"
 #include "eager/registration.h"
 #include "runtime/dtypes.h"
+#include "runtime/generator.h"
 #include "runtime/runtime.h"
 
 namespace py = pybind11;
@@ -23,6 +25,11 @@ const ArrayType* array_type(int dtype, const Dims& dims) { return ArrayType::get
 Result make_result(const py::handle& item) {
   Result result;
   if (item.is_none()) return result;
+  if (py::isinstance<py::int_>(item)) {
+    result.kind = Result::kInt;
+    result.offset = item.cast<int64_t>();
+    return result;
+  }
   if (py::isinstance<py::list>(item)) {
     result.kind = Result::kList;
     for (auto inner : item) result.list.push_back(make_result(inner));
@@ -134,6 +141,7 @@ void bind_runtime(py::module_& m) {
     py::gil_scoped_release unlocked;
     if (Runtime::initialized()) Runtime::get().device(static_cast<c10::DeviceIndex>(index)).synchronize();
   });
+  m.def("_default_generator", [](int index) { return default_generator(static_cast<c10::DeviceIndex>(index)); });
   m.def("_platform_info", &platform_info);
   m.def("_capacity", [](int index) { return Runtime::get().device(static_cast<c10::DeviceIndex>(index)).capacity; });
 }

@@ -9,6 +9,7 @@ import math
 
 from torch_tpu.lowering.common import Number, Scalar, as_value, compute_dtype
 from torch_tpu.lowering.complex import conjugate
+from torch_tpu.lowering.pointwise import is_nan
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
@@ -98,7 +99,8 @@ def hardshrink(x: Value, bound: Factor = 0.5) -> Value:
 @lower("softshrink", promote=Promotion.DEFAULT)
 def softshrink(x: Value, bound: Factor = 0.5) -> Value:
     """Towards zero by ``bound``; NaN stays NaN."""
-    return hlo.select(hlo.compare(x, bound, "GT"), x - bound, hlo.select(hlo.compare(x, -bound, "LT"), x + bound, x * 0.0))
+    rest = hlo.select(is_nan(x), x, _zero(x))
+    return hlo.select(hlo.compare(x, bound, "GT"), x - bound, hlo.select(hlo.compare(x, -bound, "LT"), x + bound, rest))
 
 
 @lower("hardshrink_backward", "softshrink_backward", promote=Promotion.DEFAULT)

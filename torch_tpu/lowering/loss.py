@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from torch_tpu.lowering.common import compute_dtype, tracer
-from torch_tpu.lowering.reduction import spread, total
+from torch_tpu.lowering.reduction import average, spread, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
 from torch_tpu.lowering.sort import take_along
 from torch_tpu.stablehlo import Type, Value, ops as hlo
-import torch
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # at::Reduction
 
@@ -48,7 +49,7 @@ def nll_loss(
     index, w = _weights(x, target, weight, ignore_index)
     loss = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(take_along(x, index, _classes(x)) * w))
     everywhere = range(x.ndim)
-    weights = total(w, everywhere) if reduction != _NONE else hlo.constant(0, x.dtype)
+    weights = hlo.constant(0, x.dtype) if reduction == _NONE and x.ndim > 1 else total(w, everywhere)
     if reduction != _NONE:
         loss = total(loss, everywhere)
     if reduction == _MEAN:
@@ -70,3 +71,115 @@ def nll_loss_backward(
     scale = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(w * spread(grad, w)))
     chosen = hlo.compare(hlo.iota(x.shape, _classes(x), torch.int32), spread(index, x), "EQ")
     return hlo.convert(hlo.select(chosen, spread(scale, x), 0), result[0].dtype)
+
+
+# ---- margin losses --------------------------------------------------------------------------------------------------------
+def _reduced(per_sample: Value, reduction: int, result: Type) -> Value:
+    if reduction == _MEAN:
+        per_sample = average(per_sample, [0])
+    elif reduction == _SUM:
+        per_sample = total(per_sample, [0])
+    return hlo.reshape(hlo.convert(per_sample, result.dtype), result.shape)
+
+
+def _per_sample(grad: Value, n: int, c: int, reduction: int) -> Value:
+    """The gradient of each entry of [n, c] before the loss: the mean over classes, and over samples if asked."""
+    grad = hlo.divide(grad, c * n if reduction == _MEAN else c)
+    if grad.numel == 1:
+        return hlo.broadcast_to(hlo.reshape(grad, (1, 1)), (n, c))
+    return hlo.broadcast_in_dim(grad, (n, c), [0])
+
+
+def _samples(v: Value, dtype: torch.dtype | None = None) -> Value:
+    """[C] or a 0-d value as one sample of a batch."""
+    v = v if dtype is None else hlo.convert(v, dtype)
+    return v if v.ndim == 2 else hlo.reshape(v, (1, v.numel))
+
+
+def _is_class(index: Value, c: int) -> Value:
+    """One-hot of ``index`` [..., 1] over ``c`` classes."""
+    shape = (*index.shape[:-1], c)
+    return hlo.compare(hlo.iota(shape, len(shape) - 1, torch.int32), hlo.broadcast_to(index, shape), "EQ")
+
+
+def _margins(x: Value, target: Value, margin: float, weight: Value | None) -> tuple[Value, Value, Value]:
+    """(``margin - x[t] + x``, one-hot of t, weight[t]) of a [N, C] batch."""
+    n, c = x.shape
+    target = hlo.reshape(hlo.convert(target, torch.int32), (n, 1))
+    bad = hlo.compare(target, 0, "LT") | hlo.compare(target, c, "GE")
+    tracer().check_index(bad)
+    target = hlo.select(bad, 0, target)
+    z = x - spread(take_along(x, target, 1), x) + margin
+    if weight is None:
+        return z, _is_class(target, c), hlo.full_like(x, 1)
+    weight = hlo.broadcast_in_dim(hlo.convert(weight, x.dtype), x.shape, [1])
+    return z, _is_class(target, c), spread(take_along(weight, target, 1), x)
+
+
+@lower("multi_margin_loss", static=("p", "margin"))
+def multi_margin_loss(
+    x: Value, target: Value, p: float = 1, margin: float = 1, weight: Value | None = None, reduction: int = 1,
+    *, result: list[Type],
+) -> Value:  # fmt: skip
+    """Mean over the other classes of ``weight[t] * max(0, margin - x[t] + x)^p``."""
+    x = _samples(x, compute_dtype(x.dtype))
+    z, own, w = _margins(x, target, margin, weight)
+    z = hlo.maximum(z, 0)
+    loss = hlo.select(own, 0, w * (z if p == 1 else z * z))
+    return _reduced(average(loss, [1]), reduction, result[0])
+
+
+@lower("multi_margin_loss_backward", static=("p", "margin"))
+def multi_margin_loss_backward(
+    grad: Value, x: Value, target: Value, p: float, margin: float, weight: Value | None = None, reduction: int = 1,
+    *, result: list[Type],
+) -> Value:  # fmt: skip
+    x = _samples(x, compute_dtype(x.dtype))
+    z, own, w = _margins(x, target, margin, weight)
+    slope = w * _per_sample(hlo.convert(grad, x.dtype), *x.shape, reduction)
+    others = hlo.select(hlo.compare(z, 0, "GT") & ~own, slope if p == 1 else slope * z * 2, 0)
+    gradient = hlo.select(own, -spread(total(others, [1], keepdim=True), x), others)
+    return hlo.reshape(hlo.convert(gradient, result[0].dtype), result[0].shape)
+
+
+def _label_margins(x: Value, target: Value) -> tuple[Value, Value, Value, Value]:
+    """Every label against every class that is no label, [N, labels, C]; labels end at the first -1.
+
+    Returns ``1 - x[label] + x``, whether the pair counts, the one-hot of the labels, and the classes that are labels [N, C].
+    """
+    n, c = x.shape
+    target = _samples(hlo.convert(target, torch.int32))
+    ended = scan(hlo.compare(target, -1, "EQ"), 1, False, hlo.or_)
+    bad = ~ended & (hlo.compare(target, 0, "LT") | hlo.compare(target, c, "GE"))
+    tracer().check_index(bad)
+    label = hlo.select(ended | bad, 0, target)
+    cube = (n, target.shape[1], c)
+    used = hlo.broadcast_in_dim(~ended, cube, [0, 1])
+    hot = _is_class(hlo.expand_dims(label, [2]), c) & used
+    is_label = hlo.reduce_one(hot, False, [1], hlo.or_)
+    own = hlo.broadcast_in_dim(take_along(x, label, 1), cube, [0, 1])
+    z = hlo.broadcast_in_dim(x, cube, [0, 2]) - own + 1
+    return z, used & ~hlo.broadcast_in_dim(is_label, cube, [0, 2]), hot, is_label
+
+
+@lower("multilabel_margin_loss_forward")
+def multilabel_margin_loss(x: Value, target: Value, reduction: int, *, result: list[Type]) -> list[Value]:
+    """(loss, 1 where a class is a label). PyTorch's decomposition also counts what follows the first -1."""
+    x = _samples(x, compute_dtype(x.dtype))
+    z, counts, _, is_label = _label_margins(x, target)
+    loss = hlo.divide(total(hlo.select(counts, hlo.maximum(z, 0), 0), [1, 2]), x.shape[1])
+    is_label = hlo.reshape(hlo.convert(is_label, result[1].dtype), result[1].shape)
+    return [_reduced(loss, reduction, result[0]), is_label]
+
+
+@lower("multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(
+    grad: Value, x: Value, target: Value, reduction: int, is_target: Value, *, result: list[Type]
+) -> Value:
+    x = _samples(x, compute_dtype(x.dtype))
+    z, counts, hot, _ = _label_margins(x, target)
+    active = hlo.convert(counts & hlo.compare(z, 0, "GT"), x.dtype)
+    pulled = hlo.broadcast_in_dim(total(active, [2]), z.shape, [0, 1])
+    pairs = total(active, [1]) - total(hlo.select(hot, pulled, 0), [1])
+    gradient = pairs * _per_sample(hlo.convert(grad, x.dtype), *x.shape, reduction)
+    return hlo.reshape(hlo.convert(gradient, result[0].dtype), result[0].shape)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._meta_registrations import meta_conv
-
-aten = torch.ops.aten
 
 _library = torch.library.Library("aten", "IMPL", "Meta")
 
@@ -31,11 +32,36 @@ def fractional_max_pool3d_backward(grad: Tensor, x: Tensor, kernel: list[int], s
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def ctc_loss_tensor(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0, zero_infinity: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The longest target is data, so alpha has room for the most that ``targets`` can hold."""
+    times, n, _ = log_probs.shape
+    return log_probs.new_empty((n,)), log_probs.new_empty((n, times, 2 * targets.shape[-1] + 1))
+
+
+def _like(position: int) -> Callable[..., Tensor]:
+    return lambda *args, **_: torch.empty_like(args[position], memory_format=torch.contiguous_format)
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "convolution_overrideable": convolution_overrideable,
+    "convolution_backward_overrideable": convolution_backward_overrideable,
+    "fractional_max_pool3d_backward": fractional_max_pool3d_backward,
+    "multi_margin_loss_backward": _like(1),
+    "multilabel_margin_loss_backward": _like(1),
+    "_ctc_loss.Tensor": ctc_loss_tensor,
+    "_ctc_loss_backward": _like(1),
+    "_ctc_loss_backward.Tensor": _like(1),
+    "_masked_softmax": _like(0),
+    "_masked_softmax_backward": _like(0),
+}
+
+
 def _register() -> None:
-    for function in (convolution_overrideable, convolution_backward_overrideable, fractional_max_pool3d_backward):
-        op = getattr(aten, function.__name__).default
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Meta"):
-            _library.impl(function.__name__, function)
+    for name, kernel in _KERNELS.items():
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            _library.impl(name, kernel)
 
 
 _register()

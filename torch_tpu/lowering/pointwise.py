@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
@@ -319,7 +319,11 @@ def div_floor(x: Value, y: Value) -> Value:
     return hlo.select(equals(y, 0.0), x / y, hlo.select(equals(exact, 0.0), signed_zero, floor))
 
 
-@lower("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", promote=Promotion.DEFAULT)
+def in_storage_dtype(rule: Binary) -> Binary:
+    """For operators whose ATen kernels round a number to a half dtype before they compute in float32."""
+    return lambda x, y: rule(hlo.convert(x, compute_dtype(x.dtype)), hlo.convert(y, compute_dtype(y.dtype)))
+
+
 def remainder(x: Value, y: Value) -> Value:
     """The remainder with the divisor's sign (XLA's has the dividend's)."""
     rest = hlo.remainder(x, y)
@@ -328,9 +332,10 @@ def remainder(x: Value, y: Value) -> Value:
     return hlo.select(hlo.and_(differs(rest, 0), differs(rest < 0, y < 0)), rest + y, rest)
 
 
-@lower("fmod.Tensor", "fmod.Scalar", promote=Promotion.DEFAULT)
-def fmod(x: Value, y: Value) -> Value:
-    return hlo.remainder(x, y)
+lower("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", promote=Promotion.NO_OPMATH)(
+    in_storage_dtype(remainder)
+)
+lower("fmod.Tensor", "fmod.Scalar", promote=Promotion.NO_OPMATH)(in_storage_dtype(hlo.remainder))
 
 
 @lower("addcmul", promote=Promotion.DEFAULT)
@@ -353,18 +358,44 @@ def lerp(x: Value, end: Value, weight: Value) -> Value:
 
 
 # ---- powers -----------------------------------------------------------------------------------------------------------
-@lower("pow.Tensor_Tensor", "pow.Scalar", promote=Promotion.DEFAULT)
+def _integer_power(x: Value, y: Value) -> Value:
+    """x**y by repeated squaring, wrapping on overflow. XLA's integer power looks at the exponent's low bits only.
+
+    A negative exponent gives 0 but for the bases 1 and -1.
+    """
+
+    def unfinished(base: Value, rest: Value, product: Value) -> Value:
+        return hlo.reduce_one(differs(rest, 0), False, range(rest.ndim), hlo.or_)
+
+    def step(base: Value, rest: Value, product: Value) -> list[Value]:
+        odd = differs(rest & 1, 0)
+        halved = hlo.shift_right_logical(rest, hlo.full_like(rest, 1))
+        return [base * base, halved, hlo.select(odd, product * base, product)]
+
+    one = hlo.full_like(x, 1)
+    if is_unsigned(y):
+        return hlo.while_([x, y, one], unfinished, step)[2]
+    unit = hlo.or_(equals(x, 1), equals(x, -1))
+    negative = y < 0
+    # The parity decides for the bases 1 and -1; the other bases with a negative exponent are 0.
+    result = hlo.while_([x, hlo.select(negative, y & 1, y), one], unfinished, step)[2]
+    return hlo.select(hlo.and_(negative, hlo.not_(unit)), hlo.full_like(x, 0), result)
+
+
 def power(x: Value, y: Value) -> Value:
-    if x.dtype == torch.bool:
-        return hlo.or_(x, hlo.not_(y))
+    if not is_inexact(x):
+        return _integer_power(x, y)
     if x.dtype.is_complex:
         zero = hlo.and_(equals(x, 0), equals(y, 0))
         return hlo.select(zero, hlo.full_like(x, 1), hlo.power(x, y))
     return hlo.power(x, y)
 
 
+lower("pow.Tensor_Tensor", "pow.Scalar", promote=Promotion.NO_OPMATH)(in_storage_dtype(power))
+
+
 @lower("pow.Tensor_Scalar", promote=Promotion.DEFAULT, static=("exponent",))
-def power_scalar(x: Value, exponent: int | float | complex) -> Value:
+def power_scalar(x: Value, exponent: int | float | complex, *, result: list[Type]) -> Value:
     """A power with a known exponent; the exponents that ATen's CPU kernel treats apart are treated apart."""
     if exponent == 0:
         return hlo.full_like(x, 1)
@@ -377,7 +408,15 @@ def power_scalar(x: Value, exponent: int | float | complex) -> Value:
             return hlo.sqrt(x) if exponent == 0.5 else hlo.rsqrt(x)
         if exponent in (-1, -2):
             return 1 / (x if exponent == -1 else x * x)
-    return power(x, hlo.full_like(x, exponent))
+    if is_inexact(x):
+        return power(x, hlo.convert(hlo.constant(exponent, result[0].dtype, x.shape), x.dtype))
+    product = None
+    while exponent:  # an integer: by its bits
+        if exponent & 1:
+            product = x if product is None else product * x
+        x, exponent = x * x, exponent >> 1
+    assert product is not None
+    return product
 
 
 @lower("atan2", promote=Promotion.INT_TO_FLOAT)
@@ -452,6 +491,8 @@ def gcd(x: Value, y: Value) -> Value:
 
 @lower("lcm", promote=Promotion.DEFAULT)
 def lcm(x: Value, y: Value) -> Value:
+    if x.dtype.itemsize < 4:  # as C, which takes the absolute value before the product wraps
+        x, y = hlo.convert(x, torch.int32), hlo.convert(y, torch.int32)
     divisor = gcd(x, y)
     none = equals(divisor, 0)
     quotient = hlo.divide(x, hlo.select(none, hlo.full_like(x, 1), divisor))

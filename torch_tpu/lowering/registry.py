@@ -86,6 +86,11 @@ def lookup(name: str) -> Rule | None:
     return _rules.get(name)
 
 
+def registered(name: str) -> Rule:
+    """The rule of an overload from the families imported so far; for families that build on another's rules."""
+    return _rules[name]
+
+
 def names() -> list[str]:
     load()
     return sorted(_rules)

@@ -30,11 +30,10 @@ def scan(x: Value, dim: int, init: bool | int | float, combine: Combine) -> Valu
 
 def _log_add(a: Value, b: Value) -> Value:
     """``log(exp(a) + exp(b))``, right at both infinities."""
-    if a.dtype.is_complex:
-        top = hlo.maximum(hlo.real(a), hlo.real(b))
-        top = hlo.select(hlo.is_finite(top), top, 0)
-        top = hlo.complex_(top, hlo.full_like(top, 0))
-        return hlo.log(hlo.exponential(a - top) + hlo.exponential(b - top)) + top
+    if a.dtype.is_complex:  # the larger term keeps its phase, whole turns included
+        first = hlo.real(a) >= hlo.real(b)
+        top, low = hlo.select(first, a, b), hlo.select(first, b, a)
+        return top + hlo.log_plus_one(hlo.exponential(low - top))
     top, low = hlo.maximum(a, b), hlo.minimum(a, b)
     return hlo.select(hlo.compare(a, b, "EQ") & ~hlo.is_finite(a), a, top + hlo.log_plus_one(hlo.exponential(low - top)))
 

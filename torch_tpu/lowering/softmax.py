@@ -63,3 +63,27 @@ def log_softmax_backward(grad: Value, output: Value, dim: int, input_dtype: torc
     grad, output = hlo.convert(grad, dtype), hlo.convert(output, dtype)
     sum_ = spread(total(grad, _axis(output, dim), keepdim=True), output)
     return hlo.convert(grad - hlo.exponential(output) * sum_, result[0].dtype)
+
+
+def _mask_like(mask: Value, x: Value, mask_type: int | None) -> Value:
+    """True where an entry is left out: mask type 0 is [L, L], 1 is [B, L] (padding of keys), 2 has the shape of ``x``."""
+    if mask_type == 1 and mask.ndim == 2:
+        return hlo.broadcast_in_dim(hlo.convert(mask, torch.bool), x.shape, [0, x.ndim - 1])
+    return spread(hlo.convert(mask, torch.bool), x)
+
+
+@lower("_masked_softmax")
+def masked_softmax(
+    x: Value, mask: Value, dim: int | None = None, mask_type: int | None = None, *, result: list[Type]
+) -> Value:
+    left_out = _mask_like(mask, x, mask_type)
+    x = hlo.select(left_out, float("-inf"), hlo.convert(x, compute_dtype(x.dtype)))
+    return hlo.convert(softmax_of(x, _axis(x, -1 if dim is None else dim)), result[0].dtype)
+
+
+@lower("_masked_softmax_backward")
+def masked_softmax_backward(grad: Value, output: Value, mask: Value, dim: int | None = None, *, result: list[Type]) -> Value:
+    dtype = compute_dtype(grad.dtype)
+    output = hlo.select(_mask_like(mask, output, None), 0, hlo.convert(output, dtype))
+    gradient = _softmax_gradient(hlo.convert(grad, dtype), output, _axis(output, -1 if dim is None else dim))
+    return hlo.convert(gradient, result[0].dtype)

@@ -52,7 +52,14 @@ class NumberArgument(NamedTuple):
     value: Any
 
 
-Argument = TensorArgument | HostScalar | NumberArgument | list[Any] | None | Any
+class NumbersArgument(NamedTuple):
+    """A list of Scalars whose values are one packed operand, shape ``[len(values)]``."""
+
+    index: int
+    values: list[Any]
+
+
+Argument = TensorArgument | NumbersArgument | HostScalar | NumberArgument | list[Any] | None | Any
 
 
 class Operand(NamedTuple):
@@ -75,6 +82,7 @@ class Result(NamedTuple):
 
     output: int  # -1: not a program output
     position: int  # -1: not an argument
+    same: bool  # the argument itself, not a window on it
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -89,10 +97,12 @@ class Plan:
     text: str
     operands: list[Operand]
     outputs: list[Output]
-    results: list[Any]  # per schema return: Result, None (undefined), or a list of them
+    results: list[Any]  # per schema return: Result, None (undefined), an int, or a list of them
     resizes: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     donations: list[tuple[int, int]] = field(default_factory=list)  # (operand, output)
     rng_used: int = 0
+    uses_precision: bool = False
+    largest_operand: int = 0  # elements
 
 
 class _Call:
@@ -195,27 +205,37 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
     outputs = [Output(slot, value.type) for slot, value in written.items()]
     values = list(written.values())
     fresh: dict[int, int] = {}  # storage -> output
+    keep: list[torch.Tensor] = []
 
-    def result(t: torch.Tensor | None) -> Result | None:
-        if t is None:
-            return None
-        if id(t) in call.tensors:
-            return Result(-1, call.tensors[id(t)][0].position, t.dtype, tuple(t.shape), tuple(t.stride()), 0)
+    def result(t: torch.Tensor | int | None, aliases: bool) -> Result | int | None:
+        if t is None or isinstance(t, int):
+            return t
+        window = (t.dtype, tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
         storage = t.untyped_storage()._cdata
         for a, argument in call.tensors.values():
-            if argument.untyped_storage()._cdata == storage:
-                offset = int(t.storage_offset())
-                return Result(-1, a.position, t.dtype, tuple(t.shape), tuple(t.stride()), offset)
+            if argument is t and aliases:
+                return Result(-1, a.position, True, *window)
+            if argument.untyped_storage()._cdata == storage and aliases:
+                return Result(-1, a.position, False, *window)
+        if not aliases and any(x.untyped_storage()._cdata == storage for _, x in call.tensors.values()):
+            # The decomposition returned a view of an argument where the schema promises a fresh tensor.
+            fresh_copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+            trace.bind(fresh_copy, trace.read(t))
+            keep.append(fresh_copy)
+            return result(fresh_copy, False)
         if storage not in fresh:
             fresh[storage] = len(values)
-            base = trace._base(trace.cell(t), t)
+            base = trace.base(t)
             outputs.append(Output(-1, base.type))
             values.append(base)
-        return Result(fresh[storage], -1, t.dtype, tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
+        return Result(fresh[storage], -1, False, *window)
 
     if isinstance(outs, torch.Tensor) or outs is None:
         outs = (outs,) if info.op._schema.returns else ()
-    results = [[result(t) for t in r] if isinstance(r, list | tuple) else result(r) for r in outs]
+    aliases = [r.alias_info is not None for r in info.op._schema.returns]
+    results = [
+        [result(t, a) for t in r] if isinstance(r, list | tuple) else result(r, a) for r, a in zip(outs, aliases, strict=True)
+    ]
     if trace.out_of_range is not None:
         flag = trace.operand("flag", 0, (), torch.int32)
         code = trace.operand("code", 0, (), torch.int32)
@@ -226,7 +246,11 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
     donations = _donations(operands, outputs, trace)
     for operand, output in donations:
         trace.function.argument_attributes[operand] = f"tf.aliasing_output = {output} : i32"
-    return Plan(name, trace.function.module_text(values), operands, outputs, results, resizes, donations, trace.rng_used)
+    largest = max((v.numel for v in trace.function.arguments), default=0)
+    text = trace.function.module_text(values)
+    return Plan(
+        name, text, operands, outputs, results, resizes, donations, trace.rng_used, trace.uses_precision, largest
+    )
 
 
 def _donations(operands: list[Operand], outputs: list[Output], trace: Tracer) -> list[tuple[int, int]]:

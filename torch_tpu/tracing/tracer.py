@@ -63,6 +63,13 @@ class TraceCell:
         self.written = False
 
 
+def _lazy_bits(t: torch.Tensor, value: Value) -> Value:
+    """The memory of ``t`` as ``t`` means it, or back: conjugate and negative views are lazy in PyTorch."""
+    if t.is_conj():
+        value = hlo.complex_(hlo.real(value), hlo.negate(hlo.imag(value)))
+    return hlo.negate(value) if t.is_neg() else value
+
+
 def geometry(t: torch.Tensor) -> Geometry:
     return tuple(t.shape), tuple(t.stride()), int(t.storage_offset()), t.dtype
 
@@ -77,7 +84,8 @@ class Tracer:
 
     def __init__(self, precision: str = "highest", emulate_precision: bool = True) -> None:
         self.function = Function()
-        self.precision = precision
+        self._precision = precision
+        self.uses_precision = False
         self.emulate_precision = emulate_precision
         self.operands: dict[tuple[str, int, torch.dtype], Value] = {}
         self.rng_used = 0
@@ -86,6 +94,12 @@ class Tracer:
         self._cells: dict[int, TraceCell] = {}
         self._alive: list[Any] = []
         self._mode = _TracingMode(self)
+
+    @property
+    def precision(self) -> str:
+        """The float32 precision; a program that asks depends on it."""
+        self.uses_precision = True
+        return self._precision
 
     # ---- operands -----------------------------------------------------------------------------------------------------
     def operand(self, kind: str, index: int, shape: Sequence[int], dtype: torch.dtype) -> Value:
@@ -141,17 +155,22 @@ class Tracer:
         if key not in cell.windows:
             sizes, strides, offset, dtype = key
             cell.windows[key] = view.read_view(self._base(cell, t), sizes, strides, offset, dtype)
-        return cell.windows[key]
+        return _lazy_bits(t, cell.windows[key])
 
     def write(self, t: torch.Tensor, value: Value) -> None:
         """``t`` = ``value``, seen by every alias. ``value`` has ``t``'s shape and dtype."""
         cell = self.cell(t)
         if value.shape != tuple(t.shape) or value.dtype != t.dtype:
             raise LoweringError(f"expected {Type(tuple(t.shape), t.dtype)}, the rule gave {value.type}")
+        value = _lazy_bits(t, value)
         if cell.windows.get(geometry(t)) is value:
             return
         cell.written = True
         self._store(cell, t, value)
+
+    def base(self, t: torch.Tensor) -> Value:
+        """The base array of ``t``'s storage."""
+        return self._base(self.cell(t), t)
 
     def _store(self, cell: TraceCell, t: torch.Tensor, value: Value) -> None:
         key = sizes, strides, offset, dtype = geometry(t)
@@ -271,8 +290,8 @@ class Tracer:
             return outs
         if info.op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
             return self.run(info.op.decompose, *args, **kwargs)
-        if not info.written and not _takes_tensors(args, kwargs):
-            return info.op(*args, **kwargs)  # a factory of undefined contents
+        if not info.written and info.name.split("::")[1].startswith("empty"):
+            return info.op(*args, **kwargs)  # undefined contents
         if info.op.has_kernel_for_dispatch_key(keys.CompositeExplicitAutograd):
             return self.run(lambda *a, **k: info.op._op_dk(keys.CompositeExplicitAutograd, *a, **k), *args, **kwargs)
         if target is not None and target is not info.op and target.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
@@ -310,10 +329,6 @@ def _numbers(tree: Any) -> Any:
     return tree_map_only(ScalarOperand, lambda s: s.sample, tree)
 
 
-def _takes_tensors(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(t, torch.Tensor) for t in tree_flatten((args, kwargs))[0])
-
-
 def _bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name, defaults filled in, in schema order."""
     bound: dict[str, Any] = {}
@@ -329,7 +344,7 @@ def _bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
 
 def _call_rule(info: OpInfo, rule: Rule, bound: dict[str, Any], values: dict[str, Any], targets: list[Any]) -> Any:
     schema = [a for a in info.op._schema.arguments if a.name not in info.out]
-    result_types = [None if t is None else Type(tuple(t.shape), t.dtype) for t in targets]
+    result_types = [Type(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in targets]
     if rule.promote is None:
         return _invoke(rule, schema, values, result_types)
     promoted = rule.promoted or tuple(

@@ -54,10 +54,7 @@ c10::Scalar host_scalar(const at::TensorImpl* tensor) {
   switch (tensor->dtype().toScalarType()) {
 #define CASE(type, name) \
   case c10::ScalarType::name: return c10::Scalar(*static_cast<const type*>(data));
-    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND3(Bool, Half, BFloat16, CASE)
-    CASE(uint16_t, UInt16)
-    CASE(uint32_t, UInt32)
-    CASE(uint64_t, UInt64)
+    TORCH_TPU_FORALL_HOST_DTYPES(CASE)
 #undef CASE
     default: TORCH_CHECK_TYPE(false, "A CPU scalar of dtype ", tensor->dtype(), " cannot be mixed with tpu tensors.");
   }

@@ -152,6 +152,8 @@ void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t
       list.reserve(result.list.size());
       for (const auto& item : result.list) list.push_back(tensor_of(item));
       returned.emplace_back(std::move(list));
+    } else if (result.kind == Result::kInt) {
+      returned.emplace_back(result.offset);
     } else {
       returned.emplace_back(tensor_of(result));
     }

@@ -118,7 +118,7 @@ at::Tensor& set_nothing(at::Tensor& self) {
 void record_stream(at::Tensor&, at::Stream) {}  // one stream: a storage is never reused before its work is done
 
 // ---- copies -------------------------------------------------------------------------------------------------------------
-DeviceState& device_of(const at::Tensor& tensor) { return Runtime::get().device(tensor.device().index()); }
+DeviceState& state_of(const at::Tensor& tensor) { return Runtime::get().device(tensor.device().index()); }
 Cell& cell_of(const at::Tensor& tensor) { return *Cell::of(tensor.storage().unsafeGetStorageImpl()); }
 
 // The array of a tensor that covers its storage; zeros if nobody has written it.
@@ -127,7 +127,7 @@ ArrayPtr array_of(const at::Tensor& tensor) {
   if (cell.empty()) {
     const auto* type = ArrayType::get(to_pjrt(tensor.scalar_type()), memory_dims(tensor));
     const std::vector<char> zeros(type->bytes);
-    cell.set(device_of(tensor).from_host(zeros.data(), type));
+    cell.set(state_of(tensor).from_host(zeros.data(), type));
   }
   return cell.array();
 }
@@ -152,7 +152,7 @@ void copy_on_device(at::Tensor& self, const at::Tensor& source) {
 
 void copy_between_devices(at::Tensor& self, const at::Tensor& source) {
   auto from = is_plain(source) ? source : source.clone(at::MemoryFormat::Contiguous);
-  auto& target = device_of(self);
+  auto& target = state_of(self);
   const auto& array = array_of(from);
   auto moved = c10::make_intrusive<Array>(array->buffer().copy_to_device(target.device.get()), array->type(), target.index);
   auto arrived = window_tensor(make_storage(moved), from.scalar_type(), from.sizes(), from.strides(), 0);
@@ -160,7 +160,7 @@ void copy_between_devices(at::Tensor& self, const at::Tensor& source) {
 }
 
 void copy_from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  auto& device = device_of(self);
+  auto& device = state_of(self);
   if (!covers_storage(self) || self.is_conj() || self.is_neg()) {
     auto staged = at::empty(source.sizes(), self.options());
     copy_from_host(staged, source, non_blocking);
@@ -180,7 +180,7 @@ void copy_from_host(at::Tensor& self, const at::Tensor& source, bool non_blockin
 }
 
 void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  auto& device = device_of(source);
+  auto& device = state_of(source);
   device.check_index_flag();
   auto from = is_plain(source) && !source.is_conj() && !source.is_neg() ? source : source.clone(at::MemoryFormat::Contiguous);
   if (!is_plain(from)) from = run_boxed("aten::clone", "", from, c10::IValue(static_cast<int64_t>(at::MemoryFormat::Contiguous)));
@@ -253,7 +253,7 @@ at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> format_
 // ---- reading ------------------------------------------------------------------------------------------------------------
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
-  auto& device = device_of(self);
+  auto& device = state_of(self);
   device.check_index_flag();
   const auto* type = cell_of(self).type();
   if (!type || type->numel != 1 || type->dtype != to_pjrt(self.scalar_type())) {

@@ -35,13 +35,13 @@ struct Output {
   const ArrayType* type;
 };
 
-// One returned tensor: a window on a program output or on an argument, that argument itself, nothing, or a list of these.
+// One returned value: a window on a program output or on an argument, that argument itself, nothing, a number, or a list.
 struct Result {
-  enum Kind : uint8_t { kNone, kOutput, kArgument, kArgumentWindow, kList } kind = kNone;
+  enum Kind : uint8_t { kNone, kOutput, kArgument, kArgumentWindow, kInt, kList } kind = kNone;
   int32_t index = 0;  // of the output or the argument
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::SmallVector<int64_t, 5> sizes, strides;
-  int64_t offset = 0;
+  int64_t offset = 0;  // or the number
   std::vector<Result> list;
 };
 

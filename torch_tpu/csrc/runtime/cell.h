@@ -47,7 +47,7 @@ class Cell {
   bool exclusive() const { return array_ && array_.use_count() == 1; }
   void resize(size_t bytes) { bytes_ = bytes; }
 
-  static Cell* of(const c10::StorageImpl* storage) { return static_cast<Cell*>(storage->_mutable_data_ptr_no_checks().get()); }
+  static Cell* of(const c10::StorageImpl* storage) { return static_cast<Cell*>(const_cast<void*>(storage->data())); }
 
  private:
   void flush();

@@ -2,6 +2,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 
 #include "runtime/runtime.h"

@@ -85,10 +85,7 @@ void encode(const c10::Scalar& value, pjrt::DType dtype, void* out) {
   switch (to_torch(dtype)) {
 #define CASE(type, name) \
   case c10::ScalarType::name: return store<type>(value, out);
-    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND3(Bool, Half, BFloat16, CASE)
-    CASE(uint16_t, UInt16)
-    CASE(uint32_t, UInt32)
-    CASE(uint64_t, UInt64)
+    TORCH_TPU_FORALL_HOST_DTYPES(CASE)
     CASE(c10::Float8_e5m2, Float8_e5m2)
     CASE(c10::Float8_e4m3fn, Float8_e4m3fn)
 #undef CASE

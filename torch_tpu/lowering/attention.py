@@ -1,0 +1,269 @@
+"""Scaled dot-product attention, and the inference paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``.
+
+Scores, softmax and sums are float32 for the half types. Grouped queries (more query heads than key heads) fold each group
+into the rows of its key head, so that keys and values are never repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
+from torch_tpu.lowering.precision import product
+from torch_tpu.lowering.registry import lower
+from torch_tpu.stablehlo import Shape, Value, ops as hlo
+
+_NEGATIVE_INFINITY = float("-inf")
+
+
+def _rows_by_columns(x: Value, y: Value, contract: tuple[int, int]) -> Value:
+    """A product over the two leading batch dimensions, unrounded."""
+    sides = ((contract[0],), (contract[1],))
+    return product(x, y, contract=sides, batch=((0, 1), (0, 1)), dtype=compute_dtype(x.dtype))
+
+
+def _last(v: Value, combine: str) -> Value:
+    """Reduces the last dimension and keeps it as a size of one."""
+    init, body = {"max": (_NEGATIVE_INFINITY, hlo.maximum), "sum": (0, hlo.add)}[combine]
+    return hlo.expand_dims(hlo.reduce_one(v, init, [v.ndim - 1], body), [-1])
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Drops attention weights with probability ``p``; ``state`` is the generator's (seed, offset), ui64[2]."""
+
+    p: Scalar
+    state: Value
+
+    def __call__(self, x: Value) -> Value:
+        bits = hlo.rng_bit_generator(self.state, x.shape, torch.uint32)[1]
+        uniform = hlo.convert(hlo.shift_right_logical(bits, 8), torch.float32) * 2.0**-24
+        p = as_value(self.p, torch.float32)
+        keep = hlo.compare(uniform, hlo.broadcast_to(p, x.shape), "GE")
+        return hlo.select(keep, x * as_value(hlo.divide(1.0, 1.0 - p), x.dtype, x.shape), 0)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention problem with folded groups: queries ``[B, H, G L, E]``, keys and values ``[B, H, S, E]``."""
+
+    query: Value
+    key: Value
+    value: Value
+    bias: Value | None
+    scale: float
+    causal: bool
+    full: Shape  # of the scores: [B, G H, L, S]
+
+    @staticmethod
+    def of(query: Value, key: Value, value: Value, bias: Value | None, scale: float | None, causal: bool) -> Attention:
+        query, key, value = (_four(v) for v in (query, key, value))
+        batch, heads, length, width = query.shape
+        full = (batch, heads, length, key.shape[2])
+        scale = 1 / math.sqrt(width) if scale is None else scale
+        return Attention(fold(query, key.shape[1]), key, value, bias, scale, causal, full)
+
+    def scores(self) -> Value:
+        s = _rows_by_columns(self.query, self.key, (3, 3)) * self.scale
+        s = hlo.reshape(s, self.full)
+        if self.bias is not None:
+            s = self.masked(s, self.bias)
+        if self.causal:
+            i, j = (hlo.iota(self.full, d, torch.int32) for d in (2, 3))
+            s = hlo.select(hlo.compare(j, i, "LE"), s, _NEGATIVE_INFINITY)
+        return s
+
+    def masked(self, s: Value, bias: Value) -> Value:
+        if bias.dtype == torch.bool:  # true takes part
+            return hlo.select(hlo.broadcast_to(bias, s.shape), s, _NEGATIVE_INFINITY)
+        return s + hlo.broadcast_to(hlo.convert(bias, s.dtype), s.shape)
+
+    def folded(self, x: Value) -> Value:
+        return fold(x, self.key.shape[1])
+
+
+def _four(x: Value) -> Value:
+    return hlo.expand_dims(x, [0]) if x.ndim == 3 else x
+
+
+def fold(x: Value, heads: int) -> Value:
+    """``[B, G H, L, E]`` as ``[B, H, G L, E]``."""
+    batch, _, length, width = x.shape
+    return hlo.reshape(x, (batch, heads, x.shape[1] * length // max(heads, 1), width))
+
+
+@lower("_scaled_dot_product_fused_attention_overrideable", static=("scale",))
+def attention(
+    query: Value, key: Value, value: Value, bias: Value | None = None, dropout_p: Scalar = 0.0, causal: bool = False,
+    return_mask: bool = False, *, scale: float | None = None,
+) -> list[Value | None]:  # fmt: skip
+    """Output, and the log of each row's sum of exponentials for the backward pass. A row without any key gives zeros."""
+    a = Attention.of(query, key, value, bias, scale, causal)
+    s = a.scores()
+    top = _last(s, "max")
+    top = hlo.select(hlo.compare(top, _NEGATIVE_INFINITY, "EQ"), hlo.full_like(top, 0), top)
+    e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
+    total = _last(e, "sum")
+    logsumexp = hlo.squeeze(top + hlo.log(total), [-1])
+    weights = hlo.divide(e, hlo.broadcast_to(hlo.select(hlo.compare(total, 0, "EQ"), hlo.full_like(total, 1), total), e.shape))
+    zero = hlo.constant(0, torch.int64)
+    seed, offset = zero, zero
+    if not (isinstance(dropout_p, int | float) and dropout_p == 0):
+        dropout = Dropout(dropout_p, _reserve(weights.shape))
+        weights = dropout(weights)
+        seed, offset = (
+            hlo.bitcast_convert(hlo.reshape(hlo.slice_dim(dropout.state, 0, i, i + 1), ()), torch.int64) for i in range(2)
+        )
+    out = _rows_by_columns(a.folded(hlo.convert(weights, value.dtype)), a.value, (3, 2))
+    out = hlo.reshape(hlo.convert(out, query.dtype), (*query.shape[:-1], value.shape[-1]))
+    return [out, hlo.convert(logsumexp, torch.float32), None, None, None, None, seed, offset, None]
+
+
+def _reserve(shape: Shape) -> Value:
+    """The generator's state for ``shape`` 32-bit numbers, which it then skips."""
+    trace = tracer()
+    state = trace.operand("rng", 0, (2,), torch.uint64)
+    if trace.rng_used:
+        state = state + hlo.constant_list([0, trace.rng_used], torch.uint64)
+    trace.random_bits(shape, torch.uint32)
+    return state
+
+
+def _state(seed: Value, offset: Value) -> Value:
+    parts = [hlo.reshape(hlo.bitcast_convert(v, torch.uint64), (1,)) for v in (seed, offset)]
+    return hlo.concatenate(parts, 0)
+
+
+@lower("_scaled_dot_product_fused_attention_overrideable_backward", static=("scale",))
+def attention_backward(
+    grad: Value, query: Value, key: Value, value: Value, bias: Value | None, mask: list[bool], out: Value, logsumexp: Value,
+    cum_q: None, cum_k: None, max_q: int, max_k: int, dropout_p: Scalar, causal: bool, seed: Value, offset: Value, *,
+    scale: float | None = None,
+) -> list[Value | None]:  # fmt: skip
+    """Recomputes the weights from ``logsumexp`` (Dao et al. 2022, arXiv:2205.14135, appendix B)."""
+    a = Attention.of(query, key, value, bias, scale, causal)
+    s, go = a.scores(), a.folded(_four(grad))
+    lse = hlo.expand_dims(hlo.convert(logsumexp, s.dtype), [-1])
+    none = hlo.compare(lse, _NEGATIVE_INFINITY, "EQ")
+    lse = hlo.select(none, hlo.full_like(lse, float("inf")), lse)
+    weights = hlo.exponential(s - hlo.broadcast_to(lse, s.shape))
+    by_weight = hlo.reshape(_rows_by_columns(go, a.value, (3, 3)), a.full)
+    dropped = weights
+    if not (isinstance(dropout_p, int | float) and dropout_p == 0):
+        dropout = Dropout(dropout_p, _state(seed, offset))
+        dropped, by_weight = dropout(weights), dropout(by_weight)
+    mean = _last(hlo.convert(_four(grad), s.dtype) * hlo.convert(_four(out), s.dtype), "sum")
+    by_score = weights * (by_weight - hlo.broadcast_to(mean, s.shape))
+    narrow = a.folded(hlo.convert(by_score, query.dtype))
+    finish = lambda x, like: hlo.reshape(hlo.convert(x, like.dtype), like.shape)  # noqa: E731
+    grads: list[Value | None] = [None] * 4
+    if mask[0]:
+        grads[0] = finish(_rows_by_columns(narrow, a.key, (3, 2)) * a.scale, query)
+    if mask[1]:
+        grads[1] = finish(_rows_by_columns(narrow, a.query, (2, 2)) * a.scale, key)
+    if mask[2]:
+        grads[2] = finish(_rows_by_columns(a.folded(hlo.convert(dropped, value.dtype)), go, (2, 2)), value)
+    if mask[3] and bias is not None:
+        grads[3] = hlo.convert(_sum_to(by_score, bias.shape), bias.dtype)
+    return grads
+
+
+def _sum_to(x: Value, shape: Shape) -> Value:
+    """The gradient of broadcasting from ``shape``."""
+    padded = (1,) * (x.ndim - len(shape)) + shape
+    dims = [i for i, (n, m) in enumerate(zip(x.shape, padded, strict=True)) if m == 1 and n != 1]
+    return hlo.reshape(hlo.reduce_one(x, 0, dims, hlo.add) if dims else x, shape)
+
+
+# ---- nn.MultiheadAttention and nn.TransformerEncoderLayer without gradients -----------------------------------------------
+SOURCE_MASK, PADDING_MASK = 0, 1
+
+
+def _linear(x: Value, weight: Value, bias: Value | None) -> Value:
+    y = product(x, weight, contract=((x.ndim - 1,), (1,)), dtype=compute_dtype(x.dtype))
+    if bias is not None:
+        y = y + hlo.broadcast_to(hlo.convert(bias, y.dtype), y.shape)
+    return hlo.convert(y, x.dtype)
+
+
+def _heads(x: Value, heads: int) -> Value:
+    batch, length, width = x.shape
+    return hlo.transpose(hlo.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
+
+
+def _hidden(mask: Value, mask_type: int | None, shape: Shape) -> Value:
+    """Where a mask of ``nn.MultiheadAttention`` (true hides) hides scores of ``shape``."""
+    mask = hlo.convert(mask, torch.bool)
+    if mask_type == PADDING_MASK:
+        return hlo.broadcast_in_dim(mask, shape, [0, 3])
+    return hlo.broadcast_to(mask, shape)
+
+
+@lower("_native_multi_head_attention")
+def multi_head_attention(
+    query: Value, key: Value, value: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value, out_weight: Value,
+    out_bias: Value, mask: Value | None = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
+) -> list[Value | None]:  # fmt: skip
+    """Projection, attention and output projection; the weights ``[B, L, S]`` or ``[B, H, L, S]`` if asked for."""
+    part = lambda v, i: hlo.slice_dim(v, 0, i * width, (i + 1) * width)  # noqa: E731
+    q, k, v = (
+        _heads(_linear(x, part(qkv_weight, i), part(qkv_bias, i)), heads) for i, x in enumerate((query, key, value))
+    )
+    a = Attention.of(q, k, v, None, None, False)
+    s = a.scores()
+    if mask is not None:
+        s = hlo.select(_hidden(mask, mask_type, s.shape), _NEGATIVE_INFINITY, s)
+    top = _last(s, "max")
+    top = hlo.select(hlo.compare(top, _NEGATIVE_INFINITY, "EQ"), hlo.full_like(top, 0), top)
+    e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
+    weights = hlo.convert(hlo.divide(e, hlo.broadcast_to(_last(e, "sum"), e.shape)), query.dtype)
+    context = hlo.convert(_rows_by_columns(weights, v, (3, 2)), query.dtype)
+    context = hlo.reshape(hlo.transpose(context, (0, 2, 1, 3)), query.shape)
+    out = _linear(context, out_weight, out_bias)
+    if not need_weights:
+        return [out, None]
+    if average:
+        wide = hlo.convert(weights, compute_dtype(weights.dtype))
+        weights = hlo.convert(hlo.divide(hlo.reduce_one(wide, 0, [1], hlo.add), heads), query.dtype)
+    return [out, weights]
+
+
+def _layer_norm(x: Value, weight: Value, bias: Value, eps: float) -> Value:
+    wide = hlo.convert(x, compute_dtype(x.dtype))
+    centered = wide - hlo.broadcast_to(_last(wide, "sum") * (1 / x.shape[-1]), x.shape)
+    variance = _last(centered * centered, "sum") * (1 / x.shape[-1])
+    y = centered * hlo.broadcast_to(hlo.rsqrt(variance + eps), x.shape)
+    weight, bias = (hlo.broadcast_to(hlo.convert(v, y.dtype), y.shape) for v in (weight, bias))
+    return hlo.convert(y * weight + bias, x.dtype)
+
+
+def _gelu(x: Value) -> Value:
+    wide = hlo.convert(x, compute_dtype(x.dtype))
+    return hlo.convert(wide * 0.5 * (hlo.erf(wide * 0.5**0.5) + 1), x.dtype)
+
+
+@lower("_transformer_encoder_layer_fwd", static=("eps",))
+def transformer_encoder_layer(
+    x: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value, out_weight: Value, out_bias: Value, use_gelu: bool,
+    norm_first: bool, eps: float, weight_1: Value, bias_1: Value, weight_2: Value, bias_2: Value, ffn_weight_1: Value,
+    ffn_bias_1: Value, ffn_weight_2: Value, ffn_bias_2: Value, mask: Value | None = None, mask_type: int | None = None,
+) -> Value:  # fmt: skip
+    def attend(y: Value) -> Value:
+        projections = (qkv_weight, qkv_bias, out_weight, out_bias)
+        out = multi_head_attention(y, y, y, width, heads, *projections, mask, False, True, mask_type)[0]
+        assert out is not None
+        return out
+
+    def feed_forward(y: Value) -> Value:
+        hidden = _linear(y, ffn_weight_1, ffn_bias_1)
+        return _linear(_gelu(hidden) if use_gelu else hlo.maximum(hidden, 0), ffn_weight_2, ffn_bias_2)
+
+    for block, weight, bias in ((attend, weight_1, bias_1), (feed_forward, weight_2, bias_2)):
+        if norm_first:
+            x = x + block(_layer_norm(x, weight, bias, eps))
+        else:
+            x = _layer_norm(x + block(x), weight, bias, eps)
+    return x

@@ -1,0 +1,278 @@
+"""Operators whose result size depends on the data.
+
+Each has a padded form, an operator of namespace ``tpu`` with static shapes: results as large as they can be, and a count.
+What PyTorch asks for is then a view of the first rows, so another count is not another program. The functions in
+:data:`HOST_COMPOSITES` have the signatures of the ATen operators; the eager kernel calls them outside of a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_tpu.lowering.indexing import coordinates, count_true, prefix_sum, read_at, true_positions
+from torch_tpu.lowering.registry import lower
+from torch_tpu.lowering.scatter import place_at
+from torch_tpu.lowering.view import index_dtype
+from torch_tpu.stablehlo import Value, ops as hlo
+
+_library = torch.library.Library("tpu", "FRAGMENT")
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _define(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Defines ``tpu::<schema>`` with the decorated function as its meta kernel."""
+    _library.define(schema)
+    return lambda meta: _library.impl(schema.partition("(")[0], meta, "Meta") or meta
+
+
+def _long(x: Value) -> Value:
+    return hlo.convert(x, torch.int64)
+
+
+# ---- padded forms -----------------------------------------------------------------------------------------------------
+@_define("nonzero_padded(Tensor self) -> (Tensor indices, Tensor count)")
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty((x.numel(), x.ndim), dtype=torch.int64), x.new_empty((), dtype=torch.int64)
+
+
+@lower("tpu::nonzero_padded")
+def nonzero_padded(x: Value) -> tuple[Value, Value]:
+    """Coordinates of the elements that are not zero, row-major, shape [numel, ndim]; and how many there are."""
+    mask = hlo.convert(x, torch.bool)
+    found, n = true_positions(mask), x.numel
+    columns = [hlo.reshape(_long(c), (n, 1)) for c in coordinates(found, x.shape)]
+    indices = hlo.concatenate(columns, 1) if columns else hlo.constant(0, torch.int64, (n, 0))
+    return indices, _long(count_true(mask))
+
+
+@_define("masked_select_padded(Tensor self, Tensor mask) -> (Tensor values, Tensor count)")
+def _(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    torch._check(mask.dtype in _MASKS, lambda: "masked_select: expected BoolTensor for mask")
+    count = torch.broadcast_shapes(x.shape, mask.shape).numel()
+    return x.new_empty((count,)), x.new_empty((), dtype=torch.int64)
+
+
+@lower("tpu::masked_select_padded")
+def masked_select_padded(x: Value, mask: Value) -> tuple[Value, Value]:
+    """The elements under the mask in row-major order, padded to all; and how many there are."""
+    shape = hlo.broadcast_shapes(x.shape, mask.shape)
+    x, mask = hlo.broadcast_to(x, shape), hlo.broadcast_to(hlo.convert(mask, torch.bool), shape)
+    return _compacted(hlo.reshape(x, (x.numel,)), true_positions(mask)), _long(count_true(mask))
+
+
+def _compacted(rows: Value, found: Value) -> Value:
+    """The rows that were ``found``, the last one in the places left."""
+    n = rows.shape[0]
+    return read_at(rows, [0], [hlo.clamp(0, found, max(n - 1, 0))], 0)
+
+
+@_define("unique_padded(Tensor self, int? dim, bool sort) -> (Tensor values, Tensor inverse, Tensor counts, Tensor count)")
+def _(x: Tensor, dim: int | None, sort: bool) -> tuple[Tensor, ...]:
+    n, shape = (x.numel(), x.shape) if dim is None else (x.shape[dim], (x.shape[dim],))
+    values = x.new_empty((n,)) if dim is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+    like = dict(dtype=torch.int64)
+    return values, x.new_empty(shape, **like), x.new_empty((n,), **like), x.new_empty((), **like)
+
+
+@lower("tpu::unique_padded")
+def unique_padded(x: Value, dim: int | None, sort: bool) -> tuple[Value, ...]:
+    """The distinct elements, or slices along ``dim``; without ``sort`` only neighbours are compared.
+
+    Returns the values padded to all, for each input its place among them, how often each occurs, and their number.
+    """
+    if dim is None:
+        rows = hlo.reshape(x, (x.numel, 1))
+    else:
+        dim %= x.ndim
+        front = hlo.move_dim(x, dim, 0)
+        rows = hlo.reshape(front, (front.shape[0], front.numel // max(front.shape[0], 1)))
+    n = rows.shape[0]
+    order = hlo.iota((n,), 0, index_dtype(n))
+    if sort and n:
+        order = _lexicographic_order(rows)
+        rows = read_at(rows, [0], [order], 0)
+    starts = _starts(rows)
+    found = true_positions(starts)
+    values = _compacted(rows, found)
+    ends = hlo.concatenate([hlo.slice_dim(found, 0, min(n, 1), n), hlo.constant(n, found.dtype, (min(n, 1),))], 0)
+    group = prefix_sum(hlo.convert(starts, order.dtype)) - 1
+    inverse = place_at([0], [order], 0)(hlo.full_like(order, 0), group, None) if sort else group
+    if dim is None:
+        values, inverse = hlo.reshape(values, (n,)), hlo.reshape(inverse, x.shape)
+    else:
+        values = hlo.move_dim(hlo.reshape(values, front.shape), 0, dim)
+    return values, _long(inverse), _long(ends - found), _long(count_true(starts))
+
+
+def _starts(rows: Value) -> Value:
+    """True where a row differs from the one before it (NaN differs from NaN), and at the first."""
+    n, width = rows.shape
+    if n < 2:
+        return hlo.constant(True, torch.bool, (n,))
+    differs = hlo.compare(hlo.slice_dim(rows, 0, 1, n), hlo.slice_dim(rows, 0, 0, n - 1), "NE")
+    return hlo.pad(hlo.reduce_one(differs, False, [1], hlo.or_), True, [1], [0])
+
+
+def _before(a: Value, b: Value) -> Value:
+    """``a < b`` with NaN last."""
+    less = a < b
+    if not a.dtype.is_floating_point:
+        return less
+    return hlo.or_(less, hlo.and_(hlo.compare(b, b, "NE"), hlo.compare(a, a, "EQ")))
+
+
+def _lexicographic_order(rows: Value) -> Value:
+    """The stable order of rows by their first column, then the second, ...: one stable sort per column, last column first."""
+    n, width = rows.shape
+    order = hlo.iota((n,), 0, index_dtype(n))
+
+    def by_column(rows: Value, column: Value, order: Value) -> Value:
+        key = hlo.reshape(hlo.dynamic_slice(rows, [hlo.constant(0, column.dtype), column], (n, 1)), (n,))
+        key = read_at(key, [0], [order], 0)
+        return hlo.sort([key, order], 0, lambda a, b: _before(a[0], b[0]))[1]
+
+    if width <= 1:
+        return by_column(rows, hlo.constant(0, torch.int32), order) if width else order
+    start = (hlo.constant(width - 1, torch.int32), order, rows)
+    return hlo.while_(
+        start, lambda c, o, r: c >= 0, lambda c, o, r: (c - 1, by_column(r, c, o), r)
+    )[1]  # fmt: skip
+
+
+# ---- ATen operators ---------------------------------------------------------------------------------------------------
+_padded = torch.ops.tpu
+
+
+def nonzero(self: Tensor) -> Tensor:
+    indices, count = _padded.nonzero_padded(self)
+    return indices[: count.item()]
+
+
+def masked_select(self: Tensor, mask: Tensor) -> Tensor:
+    values, count = _padded.masked_select_padded(self, mask)
+    return values[: count.item()]
+
+
+def _unique(
+    self: Tensor, dim: int | None, sort: bool, return_inverse: bool, return_counts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    values, inverse, counts, count = _padded.unique_padded(self, dim, sort)
+    n = count.item()
+    none = self.new_empty((0,), dtype=torch.int64)
+    return values.narrow(dim or 0, 0, n), inverse if return_inverse else none, counts[:n] if return_counts else none
+
+
+def unique(
+    self: Tensor, sorted: bool = True, return_inverse: bool = False
+) -> tuple[Tensor, Tensor]:
+    return _unique(self, None, True, return_inverse, False)[:2]
+
+
+def unique2(
+    self: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sorted whether asked for or not, as on the CPU."""
+    return _unique(self, None, True, return_inverse, return_counts)
+
+
+def unique_dim(
+    self: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch returns inverse and counts here whether asked for or not."""
+    return _slices(self, dim, True)
+
+
+def unique_consecutive(
+    self: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if dim is not None:
+        return _slices(self, dim, False)
+    return _unique(self, None, False, return_inverse, return_counts)
+
+
+def _slices(self: Tensor, dim: int, sort: bool) -> tuple[Tensor, Tensor, Tensor]:
+    dim %= max(self.ndim, 1)
+    torch._check(
+        self.numel() > 0 or self.shape[dim] == 0 and 0 not in (*self.shape[:dim], *self.shape[dim + 1 :]),
+        lambda: "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
+    )
+    return _unique(self, dim, sort, True, True)
+
+
+def _bucket(size: int) -> int:
+    """The next power of two: sizes that depend on the data share few programs."""
+    return 1 << max(size - 1, 0).bit_length() if size else 0
+
+
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    torch._check(minlength >= 0, lambda: "minlength should be >= 0")
+    torch._check(
+        self.ndim == 1 and not self.is_floating_point() and not self.is_complex(),
+        lambda: "bincount only supports 1-d non-negative integral inputs.",
+    )
+    torch._check(
+        weights is None or (weights.ndim == 1 and weights.shape == self.shape),
+        lambda: "weights should be 1-d and have the same length as input",
+    )
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    if self.numel() == 0:
+        return torch.zeros((minlength,), dtype=torch.int64, device=self.device)
+    low, high = torch.stack(torch.aminmax(self.long())).tolist()
+    torch._check(low >= 0, lambda: "bincount only supports 1-d non-negative integral inputs.")
+    size = max(high + 1, minlength)
+    ones = torch.ones_like(self, dtype=dtype) if weights is None else weights.to(dtype)
+    return torch.zeros((_bucket(size),), dtype=dtype, device=self.device).scatter_add(0, self.long(), ones)[:size]
+
+
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    torch._check(repeats.ndim == 1, lambda: "repeat_interleave only accept 1D vector as repeat")
+    torch._check(
+        repeats.dtype in (torch.int32, torch.int64), lambda: "repeats has to be Long or Int tensor"
+    )
+    if output_size is not None:
+        return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=output_size)
+    if repeats.numel() == 0:
+        return torch.empty_like(repeats)
+    low, total = torch.stack((repeats.min().long(), repeats.sum())).tolist()
+    torch._check(low >= 0, lambda: "repeats can not be negative")
+    return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=_bucket(total))[:total]
+
+
+def has_mask(indices: list[Tensor | None]) -> bool:
+    return any(i is not None and i.dtype in _MASKS for i in indices)
+
+
+def index(self: Tensor, indices: list[Tensor | None]) -> Tensor:
+    """``self[indices]`` with masks replaced by the coordinates of their true elements."""
+    expanded: list[Tensor | None] = []
+    for i, mask in enumerate(indices):
+        if mask is None or mask.dtype not in _MASKS:
+            expanded.append(mask)
+            continue
+        dim = len(expanded)
+        if mask.shape != self.shape[dim : dim + mask.ndim]:
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {i} does not match the shape of the indexed tensor "
+                f"{list(self.shape)} at index {dim}"
+            )
+        expanded += nonzero(mask).unbind(1)
+    return torch.ops.aten.index.Tensor(self, expanded)
+
+
+#: ATen overload -> the function that computes it outside of a trace. ``index.Tensor`` is only for indices with a mask
+#: (:func:`has_mask`), ``repeat_interleave.Tensor`` only for calls without ``output_size``.
+HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
+    "nonzero": nonzero,
+    "masked_select": masked_select,
+    "_unique": unique,
+    "_unique2": unique2,
+    "unique_dim": unique_dim,
+    "unique_consecutive": unique_consecutive,
+    "bincount": bincount,
+    "repeat_interleave.Tensor": repeat_interleave,
+    "index.Tensor": index,
+}

@@ -1,0 +1,261 @@
+"""Joining, padding, flipping, repeating; copies and gradients of views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
+from torch_tpu.lowering.registry import lower
+from torch_tpu.lowering.scatter import place_at, widened
+from torch_tpu.stablehlo import Type, Value, ops as hlo
+
+
+# ---- joining ----------------------------------------------------------------------------------------------------------
+@lower("cat")
+def cat(tensors: list[Value], dim: int = 0, *, result: list[Type]) -> Value:
+    """Concatenation with promotion; one-dimensional empty tensors join anything, as they always did."""
+    out = result[0]
+    parts = [hlo.convert(t, out.dtype) for t in tensors if t.ndim == len(out.shape) and t.numel]
+    return hlo.concatenate(parts, dim % len(out.shape)) if parts else hlo.constant(0, out.dtype, out.shape)
+
+
+@lower("stack")
+def stack(tensors: list[Value], dim: int = 0, *, result: list[Type]) -> Value:
+    dim %= len(result[0].shape)
+    return hlo.concatenate([hlo.expand_dims(hlo.convert(t, result[0].dtype), [dim]) for t in tensors], dim)
+
+
+# ---- constant padding, repetition, reversal -------------------------------------------------------------------------------
+def _amounts(padding: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """PyTorch's padding list, last dimension first, as (low, high) per dimension."""
+    pairs = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)]
+    return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
+
+
+@lower("constant_pad_nd")
+def constant_pad_nd(x: Value, padding: list[int], value: Scalar = 0) -> Value:
+    low, high = zip(*_amounts(padding, x.ndim), strict=True) if x.ndim else ((), ())
+    return hlo.pad(x, as_value(value, x.dtype), low, high)
+
+
+@lower("flip")
+def flip(x: Value, dims: list[int]) -> Value:
+    return hlo.reverse(x, sorted({d % x.ndim for d in dims}) if x.ndim else [])
+
+
+@lower("roll")
+def roll(x: Value, shifts: list[int], dims: list[int] = ()) -> Value:  # type: ignore[assignment]
+    if not dims:
+        return hlo.reshape(_roll(hlo.reshape(x, (x.numel,)), shifts[0], 0), x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _roll(x, shift, dim % x.ndim)
+    return x
+
+
+def _roll(x: Value, shift: int, dim: int) -> Value:
+    n = x.shape[dim]
+    cut = -shift % n if n else 0
+    return hlo.concatenate([hlo.slice_dim(x, dim, cut, n), hlo.slice_dim(x, dim, 0, cut)], dim) if cut else x
+
+
+@lower("repeat")
+def repeat(x: Value, repeats: list[int]) -> Value:
+    sizes = (*[1] * (len(repeats) - x.ndim), *x.shape)
+    tiled = hlo.broadcast_in_dim(
+        hlo.reshape(x, sizes), [k for pair in zip(repeats, sizes, strict=True) for k in pair], range(1, 2 * len(sizes), 2)
+    )
+    return hlo.reshape(tiled, [r * n for r, n in zip(repeats, sizes, strict=True)])
+
+
+def _below(x: Value) -> Value:
+    """Column less row of every element of a batch of matrices."""
+    rows, columns = (hlo.iota(x.shape, x.ndim - k, torch.int32) for k in (2, 1))
+    return columns - rows
+
+
+@lower("tril")
+def tril(x: Value, diagonal: int = 0) -> Value:
+    return hlo.select(_below(x) <= _as_int32(diagonal), x, 0)
+
+
+@lower("triu")
+def triu(x: Value, diagonal: int = 0) -> Value:
+    return hlo.select(_below(x) >= _as_int32(diagonal), x, 0)
+
+
+def _as_int32(n: int) -> int:
+    return max(min(n, 2**31 - 1), -(2**31))
+
+
+# ---- reflection and replication -------------------------------------------------------------------------------------------
+# Each border is a linear map of the input along one dimension: a strip of the input, and its transpose for the gradient.
+def _reflect(x: Value, dim: int, lo: int, hi: int) -> tuple[Value | None, Value | None]:
+    n = x.shape[dim]
+    return (
+        hlo.reverse(hlo.slice_dim(x, dim, 1, lo + 1), [dim]) if lo > 0 else None,
+        hlo.reverse(hlo.slice_dim(x, dim, n - 1 - hi, n - 1), [dim]) if hi > 0 else None,
+    )
+
+
+def _reflect_transposed(low: Value | None, high: Value | None, dim: int, n: int) -> list[Value]:
+    out = []
+    if low is not None:
+        out.append(_pad_dim(hlo.reverse(low, [dim]), dim, 1, n - 1 - low.shape[dim]))
+    if high is not None:
+        out.append(_pad_dim(hlo.reverse(high, [dim]), dim, n - 1 - high.shape[dim], 1))
+    return out
+
+
+def _replicate(x: Value, dim: int, lo: int, hi: int) -> tuple[Value | None, Value | None]:
+    n = x.shape[dim]
+
+    def strip(at: int, count: int) -> Value | None:
+        edge = hlo.slice_dim(x, dim, at, at + 1)
+        shape = [count if i == dim else d for i, d in enumerate(x.shape)]
+        return hlo.broadcast_in_dim(edge, shape, range(x.ndim)) if count > 0 else None
+
+    return strip(0, lo), strip(n - 1, hi)
+
+
+def _replicate_transposed(low: Value | None, high: Value | None, dim: int, n: int) -> list[Value]:
+    def edge(strip: Value, before: int) -> Value:
+        total = hlo.expand_dims(hlo.reduce_one(strip, 0, [dim], hlo.add), [dim])
+        return _pad_dim(total, dim, before, n - 1 - before)
+
+    return ([] if low is None else [edge(low, 0)]) + ([] if high is None else [edge(high, n - 1)])
+
+
+def _pad_dim(x: Value, dim: int, low: int, high: int) -> Value:
+    return hlo.pad(x, 0, [low if i == dim else 0 for i in range(x.ndim)], [high if i == dim else 0 for i in range(x.ndim)])
+
+
+def _register_border(name: str, strips: Callable[..., Any], transposed: Callable[..., list[Value]]) -> None:
+    """The padding operators ``<name>1d..3d`` and their gradients. Negative amounts crop."""
+
+    @lower(*(f"{name}{k}d" for k in (1, 2, 3)))
+    def pad(x: Value, padding: list[int]) -> Value:
+        for dim, (lo, hi) in enumerate(_amounts(padding, x.ndim)):
+            low, high = strips(x, dim, lo, hi)
+            middle = hlo.slice_dim(x, dim, max(-lo, 0), x.shape[dim] - max(-hi, 0))
+            x = hlo.concatenate([v for v in (low, middle, high) if v is not None], dim)
+        return x
+
+    @lower(*(f"{name}{k}d_backward" for k in (1, 2, 3)))
+    def pad_backward(grad: Value, x: Value, padding: list[int]) -> Value:
+        dtype, grad = grad.dtype, hlo.convert(grad, compute_dtype(grad.dtype))
+        for dim, (lo, hi) in enumerate(_amounts(padding, x.ndim)):
+            end = grad.shape[dim]
+            low = hlo.slice_dim(grad, dim, 0, lo) if lo > 0 else None
+            high = hlo.slice_dim(grad, dim, end - hi, end) if hi > 0 else None
+            middle = hlo.slice_dim(grad, dim, max(lo, 0), end - max(hi, 0))
+            total = _pad_dim(middle, dim, max(-lo, 0), max(-hi, 0))
+            for strip in transposed(low, high, dim, x.shape[dim]):
+                total = total + strip
+            grad = total
+        return hlo.convert(grad, dtype)
+
+
+_register_border("reflection_pad", _reflect, _reflect_transposed)
+_register_border("replication_pad", _replicate, _replicate_transposed)
+
+
+# ---- views as values --------------------------------------------------------------------------------------------------
+def _traced(x: Value) -> torch.Tensor:
+    """``x`` as a contiguous tensor of this trace, for a view operator to work on."""
+    t = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    tracer().bind(t, x)
+    return t
+
+
+def _register_copy(view: str, overload: str = "default") -> None:
+    """``<view>_copy``: the view, read. For those that PyTorch does not decompose itself."""
+    op = getattr(getattr(torch.ops.aten, view), overload)
+
+    @lower(f"{view}_copy" if overload == "default" else f"{view}_copy.{overload}")
+    def copy(x: Value, *args: Any) -> Any:
+        return tree_map_only(torch.Tensor, tracer().read, op(_traced(x), *args))
+
+
+for _view, _overload in {
+    "slice": "Tensor",
+    "select": "int",
+    "split": "Tensor",
+    "detach": "default",
+    "view_as_real": "default",
+    "view_as_complex": "default",
+}.items():
+    _register_copy(_view, _overload)
+
+
+@lower("_conj_copy")
+def conj_copy(x: Value) -> Value:
+    return hlo.conj(x) if x.dtype.is_complex else x
+
+
+@lower("_neg_view_copy")
+def neg_view_copy(x: Value) -> Value:
+    return hlo.negate(x)
+
+
+def _register_scatter(view: str, overload: str = "default") -> None:
+    """``<view>_scatter``: a copy whose view is overwritten."""
+    op = getattr(getattr(torch.ops.aten, view), overload)
+
+    @lower(f"{view}_scatter")
+    def scatter(x: Value, source: Value, *args: Any) -> Value:
+        t = _traced(x)
+        window = op(t, *args)
+        tracer().write(window, hlo.broadcast_to(hlo.convert(source, x.dtype), tuple(window.shape)))
+        return tracer().read(t)
+
+
+for _view, _overload in {"slice": "Tensor", "select": "int", "diagonal": "default"}.items():
+    _register_scatter(_view, _overload)
+
+
+# ---- gradients of views -----------------------------------------------------------------------------------------------
+@lower("slice_backward")
+def slice_backward(grad: Value, input_sizes: list[int], dim: int, start: int, end: int, step: int) -> Value:
+    dim %= len(input_sizes)
+    n, count = input_sizes[dim], grad.shape[dim]
+    if 0 in grad.shape:
+        return hlo.constant(0, grad.dtype, tuple(input_sizes))
+    start = max(start + n, 0) if start < 0 else start
+    zeros = [0] * grad.ndim
+    low, high, interior = zeros[:], zeros[:], zeros[:]
+    low[dim], high[dim], interior[dim] = start, n - start - 1 - (count - 1) * step, step - 1
+    return hlo.pad(grad, 0, low, high, interior)
+
+
+@lower("select_backward")
+def select_backward(grad: Value, input_sizes: list[int], dim: int, index: int) -> Value:
+    dim %= len(input_sizes)
+    index %= input_sizes[dim]
+    return _pad_dim(hlo.expand_dims(grad, [dim]), dim, index, input_sizes[dim] - 1 - index)
+
+
+@lower("diagonal_backward")
+def diagonal_backward(grad: Value, input_sizes: list[int], offset: int, dim1: int, dim2: int) -> Value:
+    t = _traced(hlo.constant(0, grad.dtype, tuple(input_sizes)))
+    tracer().write(torch.diagonal(t, offset, dim1, dim2), grad)
+    return tracer().read(t)
+
+
+@lower("unfold_backward")
+def unfold_backward(grad: Value, input_sizes: list[int], dim: int, size: int, step: int) -> Value:
+    """Every window's gradient added where the window stood; windows that do not overlap are only padded apart."""
+    shape = tuple(input_sizes)
+    if not shape or 0 in grad.shape:
+        return hlo.reshape(grad, shape) if grad.numel else hlo.constant(0, grad.dtype, shape)
+    dim %= len(shape)
+    windows = grad.shape[dim]
+    grad = hlo.move_dim(grad, grad.ndim - 1, dim + 1)
+    if step >= size:
+        spaced = hlo.reshape(_pad_dim(grad, dim + 1, 0, step - size), (*shape[:dim], windows * step, *shape[dim + 1 :]))
+        return _pad_dim(spaced, dim, 0, shape[dim] - windows * step)
+    at = hlo.iota((windows, size), 0, torch.int32) * step + hlo.iota((windows, size), 1, torch.int32)
+    return widened(place_at([dim], [at], dim))(hlo.constant(0, grad.dtype, shape), grad, hlo.add)

@@ -1,0 +1,1 @@
+"""Compiled programs: compile options and tiers, statistics, the disk cache."""

@@ -1,0 +1,110 @@
+"""The eager kernel's Python half: called on a program miss, with the call described as plain tuples."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import torch
+
+from torch_tpu import _C, platform
+from torch_tpu.programs import disk, options, stats
+from torch_tpu.stablehlo import Type
+from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgument, Plan, Result, TensorArgument, build
+from torch_tpu.tracing.schema import op_info, resolve
+
+PRECISIONS = ("medium", "high", "highest")
+
+# c10/core/ScalarType.h, AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS, in order.
+_ORDER = (
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16 "
+    "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz "
+    "uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 int1 int2 int3 int4 int5 int6 int7 float8_e8m0fnu "
+    "float4_e2m1fn_x2"
+).split()
+DTYPE_OF_CODE: dict[int, torch.dtype] = {i: getattr(torch, n) for i, n in enumerate(_ORDER) if hasattr(torch, n)}
+CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
+_MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def operator_spec(name: str) -> tuple[list[str], bool]:
+    """(Scalar and float arguments that are static, whether all of them are) for a dispatcher name."""
+    rule = op_info(resolve(name)).rule
+    return ([], True) if rule is None else (sorted(rule.static), False)
+
+
+@functools.cache
+def _argument_types(name: str) -> tuple[str, ...]:
+    return tuple(str(a.real_type) for a in resolve(name)._schema.arguments)
+
+
+def describe(item: Any, kind: str = "") -> Any:
+    """A C++ description as the NamedTuples of :mod:`torch_tpu.tracing.program`."""
+    if isinstance(item, tuple):
+        tag, *rest = item
+        if tag == "tensor":
+            position, slot, dtype, sizes, strides, offset, fits, storage, base = rest
+            base = None if base is None else Type(base[1], DTYPE_OF_CODE[base[0]])
+            return TensorArgument(position, slot, DTYPE_OF_CODE[dtype], sizes, strides, offset, fits, storage, base)
+        if tag == "host":
+            index, dtype, wrapped, value = rest
+            return HostScalar(index, DTYPE_OF_CODE[dtype], wrapped, value)
+        if tag == "number":
+            return NumberArgument(*rest)
+        if tag == "numbers":
+            return NumbersArgument(*rest)
+        return torch.device(rest[0])
+    if isinstance(item, list):
+        return [describe(x) for x in item]
+    if isinstance(item, int) and "ScalarType" in kind:
+        return DTYPE_OF_CODE[item]
+    if isinstance(item, int) and "MemoryFormat" in kind:
+        return _MEMORY_FORMATS[item]
+    if isinstance(item, int) and "Layout" in kind:
+        return torch.strided
+    return item
+
+
+def compile_call(name: str, arguments: list[Any], precision: int) -> Any:
+    """The program for one call of operator ``name``: from the disk cache, or traced and compiled."""
+    described = [describe(a, kind) for a, kind in zip(arguments, _argument_types(name), strict=True)]
+    why = stats.reason(name, described)
+    start = time.perf_counter()
+    key = disk.key_of(name, described, PRECISIONS[precision])
+    if (entry := disk.load(key)) is not None:
+        plan, executable = entry
+        stats.record(name, "disk", 0.0, time.perf_counter() - start, why)
+        return _program(plan, executable)
+    plan = build(name, described, precision=PRECISIONS[precision], emulate_precision=platform.emulates_precision())
+    traced = time.perf_counter()
+    executable = _C._compile(plan.text, options.flags(plan))
+    compiled = time.perf_counter()
+    disk.store(key, plan, executable)
+    stats.record(name, "compiled", traced - start, compiled - traced, why)
+    return _program(plan, executable)
+
+
+def _result(item: Any) -> Any:
+    if item is None or isinstance(item, int):
+        return item
+    if isinstance(item, list):
+        return [_result(x) for x in item]
+    assert isinstance(item, Result)
+    kind = "output" if item.output >= 0 else "argument" if item.same else "window"
+    index = item.output if item.output >= 0 else item.position
+    return kind, index, CODE_OF_DTYPE[item.dtype], list(item.sizes), list(item.strides), item.offset
+
+
+def _program(plan: Plan, executable: Any) -> Any:
+    return _C._make_program(
+        executable,
+        plan.name,
+        [(o.kind, o.index, CODE_OF_DTYPE[o.dtype]) for o in plan.operands],
+        [(o.slot, CODE_OF_DTYPE[o.type.dtype], list(o.type.shape)) for o in plan.outputs],
+        [_result(r) for r in plan.results],
+        [(p, list(s), list(t)) for p, s, t in plan.resizes],
+        plan.donations,
+        plan.rng_used,
+        plan.uses_precision,
+    )

@@ -1,0 +1,391 @@
+"""The module that becomes ``torch.tpu``: devices, streams, random state, precision, eager modes, statistics.
+
+The generic calls (``torch.accelerator``) work too; these are the same things under the device's own name.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_tpu import _C, config
+from torch_tpu.programs.stats import compile_stats, reset as reset_compile_stats
+
+_Device = torch.device | str | int | None
+
+
+def _index(device: _Device) -> int:
+    """The device's index; None means the current one.
+
+    Raises:
+        ValueError: ``device`` is not a tpu device.
+    """
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        return device if device >= 0 else current_device()
+    device = torch.device(device)
+    if device.type != "tpu":
+        raise ValueError(f"Expected a tpu device, got {device}.")
+    return current_device() if device.index is None else device.index
+
+
+# ---- devices ----------------------------------------------------------------------------------------------------------
+def is_available() -> bool:
+    """True if there is a device to use: a TPU, or the CPU platform. Starts nothing."""
+    return device_count() > 0
+
+
+def is_initialized() -> bool:
+    """True once the platform has been started by a first use."""
+    return _C._is_initialized() and not _C._is_in_bad_fork()
+
+
+def init() -> None:
+    """Starts the platform now instead of on first use.
+
+    Raises:
+        RuntimeError: The platform cannot be used; the message says why.
+    """
+    _C._init()
+
+
+_lazy_init = init
+
+
+def _is_in_bad_fork() -> bool:
+    return _C._is_in_bad_fork()
+
+
+def device_count() -> int:
+    """Devices of this process. Starts nothing."""
+    return _C._device_count()
+
+
+def current_device() -> int:
+    """The index of the calling thread's current device."""
+    return _C._current_device()
+
+
+def set_device(device: _Device) -> None:
+    """Makes ``device`` the calling thread's current device."""
+    _C._exchange_device(_index(device))
+
+
+class device:
+    """Context manager that changes the current device; None or a negative index changes nothing."""
+
+    def __init__(self, device: _Device) -> None:
+        self.idx = -1 if device is None else _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _C._exchange_device(self.idx)
+
+    def __exit__(self, *_: Any) -> None:
+        _C._exchange_device(self.prev_idx)
+
+
+class device_of(device):
+    """As :class:`device`, with the device of a tensor or storage; others change nothing."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device if obj.device.type == "tpu" else None)
+
+
+def _exchange_device(index: int) -> int:
+    return _C._exchange_device(index)
+
+
+_maybe_exchange_device = _exchange_device
+
+
+def get_device_name(device: _Device = None) -> str:
+    """What the device is: ``TPU v6 lite``, or ``TPU (emulated on cpu)`` on the CPU platform."""
+    kind = _C._platform_info()["device_kinds"][_index(device)]
+    return kind if "TPU" in kind else f"TPU (emulated on {kind})"
+
+
+class _DeviceProperties:
+    """Properties of a device.
+
+    Attributes:
+        name: As :func:`get_device_name`.
+        total_memory: Bytes.
+        multi_processor_count: 1.
+    """
+
+    def __init__(self, name: str, total_memory: int) -> None:
+        self.name = name
+        self.total_memory = total_memory
+        self.multi_processor_count = 1
+
+    def __repr__(self) -> str:
+        return f"_DeviceProperties(name={self.name!r}, total_memory={self.total_memory >> 20}MB, multi_processor_count=1)"
+
+
+def get_device_properties(device: _Device = None) -> _DeviceProperties:
+    """Name, memory in bytes and processor count of a device."""
+    return _DeviceProperties(get_device_name(device), _C._capacity(_index(device)))
+
+
+def get_device_capability(device: _Device = None) -> tuple[int, int]:
+    """Always (0, 0): TPUs have no compute capability number."""
+    _index(device)
+    return 0, 0
+
+
+def synchronize(device: _Device = None) -> None:
+    """Waits for all work of the device.
+
+    Raises:
+        IndexError: An operator met an out-of-range index since the last synchronisation.
+    """
+    _C._synchronize(_index(device))
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------------
+def empty_cache() -> None:
+    """Drops cached copies of scalars; storages are freed as soon as their last tensor goes."""
+    torch.accelerator.empty_cache()
+
+
+def memory_allocated(device: _Device = None) -> int:
+    """Bytes of live storages."""
+    return torch.accelerator.memory_allocated(_index(device)) if is_initialized() else 0
+
+
+def max_memory_allocated(device: _Device = None) -> int:
+    """The most bytes that were live at once since the start or :func:`reset_peak_memory_stats`."""
+    return torch.accelerator.max_memory_allocated(_index(device)) if is_initialized() else 0
+
+
+memory_reserved = memory_allocated
+max_memory_reserved = max_memory_allocated
+
+
+def reset_peak_memory_stats(device: _Device = None) -> None:
+    """Restarts the peaks at the present values."""
+    init()
+    torch.accelerator.reset_peak_memory_stats(_index(device))
+
+
+def memory_stats(device: _Device = None) -> dict[str, Any]:
+    """All counters, by the names of ``torch.accelerator.memory_stats``."""
+    return dict(torch.accelerator.memory_stats(_index(device))) if is_initialized() else {}
+
+
+def mem_get_info(device: _Device = None) -> tuple[int, int]:
+    """(free, total) bytes of the device."""
+    init()
+    return torch.accelerator.get_memory_info(_index(device))
+
+
+# ---- streams and events -----------------------------------------------------------------------------------------------
+class Stream(torch.Stream):
+    """The device's compute stream. There is one; every Stream object names it."""
+
+    def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> Stream:
+        if "stream_id" in kwargs:
+            return super().__new__(cls, priority=priority, **kwargs)
+        return super().__new__(cls, device=torch.device("tpu", _index(device)), priority=priority)
+
+
+class Event(torch.Event):
+    """A point of the stream, with the time at which all work before it had finished."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+        if interprocess:
+            raise NotImplementedError("tpu events cannot be shared between processes.")
+        return super().__new__(cls, device="tpu", enable_timing=enable_timing, blocking=blocking)
+
+
+def current_stream(device: _Device = None) -> torch.Stream:
+    """The compute stream of the device."""
+    return torch.accelerator.current_stream(_index(device))
+
+
+def default_stream(device: _Device = None) -> torch.Stream:
+    """The compute stream of the device."""
+    return current_stream(device)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Makes ``stream``'s device current; there is one stream per device."""
+    torch.accelerator.set_stream(stream)
+
+
+@contextmanager
+def stream(stream: torch.Stream | None) -> Iterator[None]:
+    """Runs a block on ``stream``; with one stream per device it changes the current device only."""
+    if stream is None:
+        yield
+        return
+    with stream:
+        yield
+
+
+# ---- random numbers ---------------------------------------------------------------------------------------------------
+class _Generators:
+    """The devices' default generators, by index."""
+
+    def __getitem__(self, index: int) -> torch.Generator:
+        if not 0 <= index < device_count():
+            raise IndexError(f"There are {device_count()} tpu devices, so no default generator {index}.")
+        return _C._default_generator(index)
+
+    def __len__(self) -> int:
+        return device_count()
+
+
+default_generators = _Generators()
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds the current device's generator. Starts nothing."""
+    if is_available():
+        default_generators[current_device()].manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds the generators of all devices. Starts nothing."""
+    for i in range(device_count()):
+        default_generators[i].manual_seed(int(seed))
+
+
+def seed() -> None:
+    """Seeds the current device's generator from the machine's entropy."""
+    default_generators[current_device()].seed()
+
+
+def seed_all() -> None:
+    """Gives all devices one seed from the machine's entropy."""
+    seed()
+    manual_seed_all(initial_seed())
+
+
+def initial_seed() -> int:
+    """The seed of the current device's generator."""
+    return default_generators[current_device()].initial_seed()
+
+
+def get_rng_state(device: _Device = None) -> torch.Tensor:
+    """The generator's state: 16 bytes, seed and offset (``torch.uint8``, shape [16])."""
+    return default_generators[_index(device)].get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: _Device = None) -> None:
+    """Restores a state of :func:`get_rng_state`."""
+    default_generators[_index(device)].set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The states of all devices' generators."""
+    return [get_rng_state(i) for i in range(device_count())]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    """Restores states of :func:`get_rng_state_all`."""
+    for i, state in enumerate(new_states):
+        set_rng_state(state, i)
+
+
+# ---- precision --------------------------------------------------------------------------------------------------------
+class Precision(enum.Enum):
+    """Precision of float32 matrix products: one, three or six BF16 passes."""
+
+    DEFAULT = 0
+    HIGH = 1
+    HIGHEST = 2
+
+
+@contextmanager
+def precision(level: Precision) -> Iterator[None]:
+    """Runs a block with another precision, whatever ``torch.set_float32_matmul_precision`` says.
+
+    Raises:
+        ValueError: ``level`` is not a :class:`Precision`.
+    """
+    if not isinstance(level, Precision):
+        raise ValueError(f"Expected a torch.tpu.Precision (DEFAULT, HIGH or HIGHEST), got {level!r}.")
+    previous = _C._exchange_scoped_precision(level.value)
+    try:
+        yield
+    finally:
+        _C._exchange_scoped_precision(previous)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that ``torch.autocast("tpu")`` accepts; the first is the default."""
+    return [torch.bfloat16, torch.float16]
+
+
+# ---- eager modes ------------------------------------------------------------------------------------------------------
+class EagerMode(enum.Enum):
+    """How operators run outside ``torch.compile``.
+
+    ``DEFER_NEVER`` (Strict, the default) runs each operator asynchronously as its own program;
+    ``DEFER_NEVER_AND_LAUNCH_BLOCKING`` (Debug) also waits for each and raises at its line; ``DEFER_AND_FUSE`` (Fused) records
+    operators and runs several as one program.
+    """
+
+    DEFER_NEVER = 0
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = 1
+    DEFER_AND_FUSE = 2
+
+
+def _mode_number(mode: EagerMode) -> int:
+    if not isinstance(mode, EagerMode):
+        raise ValueError(f"Expected a torch.tpu.EagerMode, got {mode!r}.")
+    if mode is EagerMode.DEFER_AND_FUSE:
+        raise NotImplementedError("torch.tpu.EagerMode.DEFER_AND_FUSE is not available yet; use DEFER_NEVER.")
+    return mode.value
+
+
+@contextmanager
+def set_eager_mode(mode: EagerMode) -> Iterator[None]:
+    """Runs a block of this thread in another eager mode."""
+    previous = _C._exchange_scoped_mode(_mode_number(mode))
+    try:
+        yield
+    finally:
+        _C._exchange_scoped_mode(previous)
+
+
+class _Module(types.ModuleType):
+    """Gives the module its properties."""
+
+    @property
+    def eager_mode(self) -> EagerMode:
+        """The eager mode in force on this thread; assigning sets it for the process."""
+        return EagerMode(_C._mode())
+
+    @eager_mode.setter
+    def eager_mode(self, mode: EagerMode) -> None:
+        _C._set_mode(_mode_number(mode))
+
+
+sys.modules[__name__].__class__ = _Module
+
+
+def _apply_environment() -> None:
+    """The knobs that environment variables set for the whole process."""
+    if config.get("TORCH_TPU_LAUNCH_BLOCKING") or config.get("TPU_LAUNCH_BLOCKING"):
+        _C._set_mode(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING.value)
+    _C._set_table_capacity(config.get("TORCH_TPU_MAX_PROGRAMS"))
+
+
+__all__ = [
+    "EagerMode", "Event", "Precision", "Stream", "compile_stats", "current_device", "current_stream", "default_generators",
+    "default_stream", "device", "device_count", "device_of", "empty_cache", "get_amp_supported_dtype", "get_device_name",
+    "get_device_properties", "get_rng_state", "get_rng_state_all", "init", "initial_seed", "is_available", "is_initialized",
+    "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info", "memory_allocated", "memory_stats", "precision",
+    "reset_compile_stats", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_eager_mode", "set_rng_state",
+    "set_rng_state_all", "set_stream", "stream", "synchronize",
+]  # fmt: skip
