@@ -274,5 +274,4 @@ HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
     "unique_consecutive": unique_consecutive,
     "bincount": bincount,
     "repeat_interleave.Tensor": repeat_interleave,
-    "index.Tensor": index,
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from torch_tpu.lowering.common import compute_dtype, tracer
 from torch_tpu.lowering.reduction import average, spread, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
-from torch_tpu.lowering.sort import take_along
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # at::Reduction
@@ -20,24 +21,39 @@ def _classes(x: Value) -> int:
     return 0 if x.ndim == 1 else 1
 
 
+def _is_class(index: Value, shape: Sequence[int], c: int) -> Value:
+    """One-hot of ``index``, which has one class, over dimension ``c`` of ``shape``."""
+    return hlo.compare(hlo.iota(tuple(shape), c, torch.int32), hlo.broadcast_to(index, shape), "EQ")
+
+
+def _chosen(x: Value, hot: Value, c: int) -> Value:
+    """The entry of ``x`` at the one true place of dimension ``c``, its size kept as one.
+
+    A sum over a mask: a TPU reads ``x`` once, where a gather of single elements costs four passes in re-layout.
+    """
+    return total(hlo.select(hot, x, 0), [c], keepdim=True)
+
+
+def _out_of_range(target: Value, classes: int) -> Value:
+    over = hlo.compare(target, classes, "GE")
+    return over | hlo.compare(target, 0, "LT") if target.dtype.is_signed else over
+
+
 def _weights(x: Value, target: Value, weight: Value | None, ignore_index: int) -> tuple[Value, Value]:
-    """(class indices, weights), both in the shape of ``x`` with one class; the weight of ``ignore_index`` is 0.
+    """(one-hot of the target, weight of each position with one class); the weight of ``ignore_index`` is 0.
 
     A target that is neither a class nor ``ignore_index`` is reported at the next synchronisation.
     """
     c = _classes(x)
     used = hlo.compare(target, ignore_index, "NE")
-    bad = hlo.compare(target, 0, "LT") | hlo.compare(target, x.shape[c], "GE") if target.dtype.is_signed else hlo.compare(
-        target, x.shape[c], "GE"
-    )
-    tracer().check_index(used & bad)
-    index = hlo.select(used & ~bad, hlo.convert(target, torch.int32), 0)
-    index = hlo.reshape(index, [1 if i == c else n for i, n in enumerate(x.shape)])
-    used = hlo.convert(hlo.reshape(used, index.shape), x.dtype)
+    tracer().check_index(used & _out_of_range(target, x.shape[c]))
+    one_class = [1 if i == c else n for i, n in enumerate(x.shape)]
+    hot = _is_class(hlo.reshape(hlo.convert(target, torch.int32), one_class), x.shape, c)
+    used = hlo.reshape(used, one_class)
     if weight is None:
-        return index, used
+        return hot, hlo.convert(used, x.dtype)
     weight = hlo.broadcast_in_dim(hlo.convert(weight, x.dtype), x.shape, [c])
-    return index, hlo.select(hlo.compare(used, 0, "NE"), take_along(weight, index, c), 0)
+    return hot, hlo.select(used, _chosen(weight, hot, c), 0)
 
 
 @lower("nll_loss_forward", "nll_loss2d_forward")
@@ -46,8 +62,8 @@ def nll_loss(
 ) -> list[Value]:
     """(loss, sum of weights): ``-weight[t] * x[t]`` averaged by weight; 0/0 where every target is ignored."""
     x = hlo.convert(x, compute_dtype(x.dtype))
-    index, w = _weights(x, target, weight, ignore_index)
-    loss = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(take_along(x, index, _classes(x)) * w))
+    hot, w = _weights(x, target, weight, ignore_index)
+    loss = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(_chosen(x, hot, _classes(x)) * w))
     everywhere = range(x.ndim)
     weights = hlo.constant(0, x.dtype) if reduction == _NONE and x.ndim > 1 else total(w, everywhere)
     if reduction != _NONE:
@@ -64,13 +80,12 @@ def nll_loss_backward(
 ) -> Value:  # fmt: skip
     dtype = compute_dtype(x.dtype)
     grad, x, total_weight = (hlo.convert(v, dtype) for v in (grad, x, total_weight))
-    index, w = _weights(x, target, weight, ignore_index)
+    hot, w = _weights(x, target, weight, ignore_index)
     if reduction == _MEAN:
         grad = hlo.divide(grad, total_weight)
-    grad = hlo.reshape(grad, index.shape if grad.numel == index.numel else (1,) * x.ndim)
+    grad = hlo.reshape(grad, w.shape if grad.numel == w.numel else (1,) * x.ndim)
     scale = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(w * spread(grad, w)))
-    chosen = hlo.compare(hlo.iota(x.shape, _classes(x), torch.int32), spread(index, x), "EQ")
-    return hlo.convert(hlo.select(chosen, spread(scale, x), 0), result[0].dtype)
+    return hlo.convert(hlo.select(hot, spread(scale, x), 0), result[0].dtype)
 
 
 # ---- margin losses --------------------------------------------------------------------------------------------------------
@@ -96,24 +111,15 @@ def _samples(v: Value, dtype: torch.dtype | None = None) -> Value:
     return v if v.ndim == 2 else hlo.reshape(v, (1, v.numel))
 
 
-def _is_class(index: Value, c: int) -> Value:
-    """One-hot of ``index`` [..., 1] over ``c`` classes."""
-    shape = (*index.shape[:-1], c)
-    return hlo.compare(hlo.iota(shape, len(shape) - 1, torch.int32), hlo.broadcast_to(index, shape), "EQ")
-
-
 def _margins(x: Value, target: Value, margin: float, weight: Value | None) -> tuple[Value, Value, Value]:
     """(``margin - x[t] + x``, one-hot of t, weight[t]) of a [N, C] batch."""
-    n, c = x.shape
-    target = hlo.reshape(hlo.convert(target, torch.int32), (n, 1))
-    bad = hlo.compare(target, 0, "LT") | hlo.compare(target, c, "GE")
-    tracer().check_index(bad)
-    target = hlo.select(bad, 0, target)
-    z = x - spread(take_along(x, target, 1), x) + margin
+    tracer().check_index(_out_of_range(target, x.shape[1]))
+    hot = _is_class(hlo.reshape(hlo.convert(target, torch.int32), (x.shape[0], 1)), x.shape, 1)
+    z = x - spread(_chosen(x, hot, 1), x) + margin
     if weight is None:
-        return z, _is_class(target, c), hlo.full_like(x, 1)
+        return z, hot, hlo.full_like(x, 1)
     weight = hlo.broadcast_in_dim(hlo.convert(weight, x.dtype), x.shape, [1])
-    return z, _is_class(target, c), spread(take_along(weight, target, 1), x)
+    return z, hot, spread(_chosen(weight, hot, 1), x)
 
 
 @lower("multi_margin_loss", static=("p", "margin"))
@@ -150,15 +156,13 @@ def _label_margins(x: Value, target: Value) -> tuple[Value, Value, Value, Value]
     n, c = x.shape
     target = _samples(hlo.convert(target, torch.int32))
     ended = scan(hlo.compare(target, -1, "EQ"), 1, False, hlo.or_)
-    bad = ~ended & (hlo.compare(target, 0, "LT") | hlo.compare(target, c, "GE"))
-    tracer().check_index(bad)
-    label = hlo.select(ended | bad, 0, target)
+    tracer().check_index(~ended & _out_of_range(target, c))
     cube = (n, target.shape[1], c)
     used = hlo.broadcast_in_dim(~ended, cube, [0, 1])
-    hot = _is_class(hlo.expand_dims(label, [2]), c) & used
+    hot = _is_class(hlo.expand_dims(target, [2]), cube, 2) & used
     is_label = hlo.reduce_one(hot, False, [1], hlo.or_)
-    own = hlo.broadcast_in_dim(take_along(x, label, 1), cube, [0, 1])
-    z = hlo.broadcast_in_dim(x, cube, [0, 2]) - own + 1
+    wide = hlo.broadcast_in_dim(x, cube, [0, 2])
+    z = wide - spread(_chosen(wide, hot, 2), wide) + 1
     return z, used & ~hlo.broadcast_in_dim(is_label, cube, [0, 2]), hot, is_label
 
 

@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, compute_dtype, highest, lowest, tracer
+from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, compute_dtype, highest, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
 # ---- checks of numbers ------------------------------------------------------------------------------------------------
-#: Operators whose numbers must be checked on every call, since they are operands of the program: the in-place form whose CPU
-#: kernel checks them, and the positions of the numbers among the operator's arguments.
+#: Operators whose numbers are operands of the program and must be checked on every call: the in-place form whose CPU kernel
+#: checks them, and their positions among the operator's arguments.
 CHECKED: dict[str, tuple[str, tuple[int, ...]]] = {
     "uniform": ("uniform_", (1, 2)),
     "normal_functional": ("normal_", (1, 2)),
     "normal.Tensor_float": ("normal_", (1,)),
+    "normal.float_float": ("normal_", (0, 1)),
     "log_normal": ("log_normal_", (1, 2)),
     "exponential": ("exponential_", (1,)),
     "geometric": ("geometric_", (1,)),
@@ -31,24 +32,23 @@ CHECKED: dict[str, tuple[str, tuple[int, ...]]] = {
     "bernoulli.p": ("bernoulli_", (1,)),
     "native_dropout": ("bernoulli_", (1,)),
 }
+_check_generator = torch.Generator()
 
 
-def check_numbers(name: str, dtype: torch.dtype, *numbers: Number) -> None:
-    """Raises what PyTorch raises for bad ``numbers``: the CPU kernel checks them before it fills a tensor without elements.
+def check_numbers(name: str, dtype: torch.dtype, *numbers: Number | None) -> None:
+    """Raises what PyTorch raises for bad ``numbers``: its CPU kernel checks them on one element of ``dtype``.
 
     Args:
         name: A functional overload of :data:`CHECKED`.
         dtype: Of the tensor to be filled.
         numbers: The arguments at the positions that the table gives.
     """
-    in_place, _ = CHECKED[name]
-    if name == "normal.Tensor_float":
-        numbers = (0.0, *numbers)
+    _fill_one(CHECKED[name][0], dtype, *((0.0, *numbers) if name == "normal.Tensor_float" else numbers))
+
+
+def _fill_one(in_place: str, dtype: torch.dtype, *numbers: Number | None) -> None:
     with torch.utils._python_dispatch._disable_current_modes():
-        getattr(torch.empty(0, dtype=dtype), in_place)(*numbers, generator=_check_generator)
-
-
-_check_generator = torch.Generator()  # some CPU kernels draw a seed even for no elements
+        getattr(torch.empty(1, dtype=dtype, device="cpu"), in_place)(*numbers, generator=_check_generator)
 
 
 def _check(name: str, dtype: torch.dtype, *numbers: Scalar) -> None:
@@ -179,7 +179,7 @@ def normal_std(mean: Scalar, std: Value, *, result: list[Type]) -> Value:
 
 @lower("normal.float_float", "normal.float_float_out")
 def normal_numbers(mean: Scalar, std: Scalar, size: list[int], *, result: list[Type]) -> Value:
-    _check("normal_functional", result[0].dtype, mean, std)
+    _check("normal.float_float", result[0].dtype, mean, std)
     return _normal(mean, std, result[0])
 
 
@@ -315,79 +315,57 @@ def _top(dtype: torch.dtype) -> int:
 
 @lower("random")
 def random(x: Value) -> Value:
+    _fill_one("random_", x.dtype)
     return integers(x.shape, 0, _top(x.dtype) + 1, x.dtype)
 
 
 @lower("random.to")
 def random_to(x: Value, stop: int) -> Value:
-    return random_from(x, 0, stop)
+    return _between(x.type, 0, stop)
 
 
 @lower("random.from")
 def random_from(x: Value, start: int, stop: int | None) -> Value:
+    return _between(x.type, start, stop)
+
+
+def _between(kind: Type, start: int, stop: int | None) -> Value:
     """``[start, stop)``; to the top of the dtype, included, for no ``stop``; all of int64 for the lowest ``start`` as well."""
-    lowest_long = torch.iinfo(torch.int64).min
-    if stop is None:
-        if start == lowest_long:
-            return integers(x.shape, start, 2**64, x.dtype)
-        stop = min(_top(x.dtype), 2**63 - 1) + 1
-        if x.dtype.is_floating_point:
-            start = _representable(start, x.dtype, 1)
-        if start >= stop - 1:
-            raise RuntimeError(
-                f"random_ expects 'from' casted to dtype to be less than or equal to 'to_inc' casted to dtype, "
-                f"but got from={start} > to_inc={stop - 1}"
-            )
-    elif start >= stop:
-        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={start} >= to={stop}")
-    elif x.dtype.is_floating_point:
-        start, stop = _representable(start, x.dtype, 1), _representable(stop, x.dtype, -1)
-        if start >= stop:
-            raise RuntimeError(
-                f"random_ expects 'from' casted to dtype to be less than 'to' casted to dtype, but got from={start} >= to={stop}"
-            )
-    _check_bounds(x.dtype, start, stop - 1)
-    return integers(x.shape, start, stop - start, x.dtype)
+    shape, dtype = kind
+    if stop is None and start == torch.iinfo(torch.int64).min:
+        return integers(shape, start, 2**64, dtype)
+    top = min(_top(dtype), 2**63 - 1)
+    if stop is not None or start <= top:  # beyond it, ATen's check loops for ever
+        _fill_one("random_", dtype, start, stop)
+    elif start > top:
+        raise RuntimeError(
+            f"random_ expects 'from' casted to dtype to be less than or equal to 'to_inc' casted to dtype, "
+            f"but got from={start} > to_inc={top}"
+        )
+    if dtype.is_floating_point:
+        start, stop = _inwards(start, dtype, 1), None if stop is None else _inwards(stop, dtype, -1)
+    return integers(shape, start, (top + 1 if stop is None else stop) - start, dtype)
 
 
-def _representable(n: int, dtype: torch.dtype, towards: int) -> int:
-    """``n``, moved inwards where rounding to ``dtype`` moved it outwards (ATen's ``update_from`` and ``update_to``)."""
-    rounded = torch.tensor(n, dtype=torch.int64).to(dtype).double().item()
-    outside = rounded < n if towards > 0 else rounded > n
-    if not outside:
-        return n
-    step = 2 ** max(abs(n).bit_length() - digits(dtype), 0)
-    return int(rounded) + towards * step
-
-
-def _check_bounds(dtype: torch.dtype, first: int, last: int) -> None:
-    if dtype.is_complex:
-        raise RuntimeError("check_random_bounds handles only integral, floating-point and boolean types")
-    info = torch.finfo(dtype) if dtype.is_floating_point else None
-    low, high = (info.min, info.max) if info else (int(lowest(dtype)), int(highest(dtype)))  # type: ignore[arg-type]
-    for name, n in (("from", first), ("to - 1", last)):
-        if not low <= n <= high:
-            raise RuntimeError(f"{name} is out of bounds for {_C_NAME.get(dtype, dtype)}")
-
-
-#: The C++ names that ATen's messages carry.
-_C_NAME = {
-    torch.uint8: "unsigned char", torch.int8: "signed char", torch.int16: "short", torch.int32: "int", torch.bool: "bool",
-    torch.int64: "long", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float",
-    torch.float64: "double",
-}  # fmt: skip
+def _inwards(bound: int, dtype: torch.dtype, direction: int) -> int:
+    """A bound moved so that no draw rounds to a value beyond it (ATen's ``update_from`` and ``update_to``)."""
+    inner = bound + direction
+    rounded = int(torch.tensor(inner, dtype=torch.int64).to(dtype).double().item())
+    if rounded < bound if direction > 0 else rounded >= bound:
+        return rounded + direction * 2 ** (abs(inner).bit_length() - digits(dtype))
+    return bound
 
 
 @lower("randint", "randint.generator", "randint_like", "randint_like.generator")
 def randint(first: Any, *rest: Any, result: list[Type]) -> Value:
     high = rest[0] if isinstance(first, Value) else first
-    return random_from(Value("", *result[0], None), 0, high)  # type: ignore[arg-type]
+    return _between(result[0], 0, high)
 
 
 @lower("randint.low", "randint.low_generator", "randint_like.low_dtype", "randint_like.low_generator_dtype")
 def randint_low(first: Any, second: int, third: Any, *_: Any, result: list[Type]) -> Value:
     low, high = (second, third) if isinstance(first, Value) else (first, second)
-    return random_from(Value("", *result[0], None), low, high)  # type: ignore[arg-type]
+    return _between(result[0], low, high)
 
 
 @lower("randperm", "randperm.generator", "randperm.generator_out", "randperm.out")

@@ -114,9 +114,10 @@ def _replicate(x: Value, dim: int, lo: int, hi: int) -> tuple[Value | None, Valu
     n = x.shape[dim]
 
     def strip(at: int, count: int) -> Value | None:
-        edge = hlo.slice_dim(x, dim, at, at + 1)
+        if count <= 0:
+            return None
         shape = [count if i == dim else d for i, d in enumerate(x.shape)]
-        return hlo.broadcast_in_dim(edge, shape, range(x.ndim)) if count > 0 else None
+        return hlo.broadcast_in_dim(hlo.slice_dim(x, dim, at, at + 1), shape, range(x.ndim))
 
     return strip(0, lo), strip(n - 1, hi)
 

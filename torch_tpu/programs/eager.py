@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_tpu import _C, platform
+from torch_tpu.lowering.data_dependent import HOST_COMPOSITES
 from torch_tpu.programs import disk, options, stats
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgument, Plan, Result, TensorArgument, build
@@ -28,10 +30,17 @@ CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 _MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-def operator_spec(name: str) -> tuple[list[str], bool]:
-    """(Scalar and float arguments that are static, whether all of them are) for a dispatcher name."""
+def operator_spec(name: str) -> tuple[list[str], bool, bool]:
+    """What the kernel must know of a dispatcher name: (static Scalar and float arguments, all are static, runs on the host)."""
+    if name.removeprefix("aten::") in HOST_COMPOSITES:
+        return [], True, True
     rule = op_info(resolve(name)).rule
-    return ([], True) if rule is None else (sorted(rule.static), False)
+    return ([], True, False) if rule is None else (sorted(rule.static), False, False)
+
+
+def host_composite(name: str) -> Callable[..., Any]:
+    """The Python function of an operator whose result sizes depend on data."""
+    return HOST_COMPOSITES[name.removeprefix("aten::")]
 
 
 @functools.cache

@@ -230,9 +230,9 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
             values.append(base)
         return Result(fresh[storage], -1, False, *window)
 
-    if isinstance(outs, torch.Tensor) or outs is None:
-        outs = (outs,) if info.op._schema.returns else ()
-    aliases = [r.alias_info is not None for r in info.op._schema.returns]
+    returns = info.op._schema.returns
+    outs = outs if len(returns) > 1 else (outs,) if returns else ()  # one return of type Tensor[] is one list
+    aliases = [r.alias_info is not None for r in returns]
     results = [
         [result(t, a) for t in r] if isinstance(r, list | tuple) else result(r, a) for r, a in zip(outs, aliases, strict=True)
     ]

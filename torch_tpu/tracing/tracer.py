@@ -109,13 +109,23 @@ class Tracer:
             self.operands[key] = self.function.argument(tuple(shape), dtype)
         return self.operands[key]
 
-    def random_bits(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
-        """Uniform random bits from the generator's counter (Philox 4x32, Salmon et al. 2011)."""
+    def random_state(self, blocks: int) -> Value:
+        """The generator's state, ui64[2] = (seed, offset), at a draw that uses ``blocks`` blocks of 128 bits.
+
+        XLA spreads the seed over Philox's key and the high word of its counter, and counts blocks upwards from the offset: the
+        bits of a draw depend on its seed and offset alone, and draws that reserve their blocks do not overlap.
+        """
         state = self.operand("rng", 0, (2,), torch.uint64)
         if self.rng_used:
             state = state + hlo.constant_list([0, self.rng_used], torch.uint64)
-        blocks = -(-math.prod(shape) * dtype.itemsize // 16)
-        self.rng_used += max(blocks, 1)
+        self.rng_used += blocks
+        return state
+
+    def random_bits(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
+        """Uniform random bits (Philox 4x32, Salmon et al. 2011). ``dtype`` is uint32 or uint64: XLA spends 32 bits on less."""
+        if 0 in shape:
+            return hlo.constant(0, dtype, tuple(shape))
+        state = self.random_state(-(-math.prod(shape) * dtype.itemsize // 16))
         return hlo.rng_bit_generator(state, tuple(shape), dtype)[1]
 
     def check_index(self, bad: Value) -> None:
@@ -346,7 +356,7 @@ def _call_rule(info: OpInfo, rule: Rule, bound: dict[str, Any], values: dict[str
     schema = [a for a in info.op._schema.arguments if a.name not in info.out]
     result_types = [Type(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in targets]
     if rule.promote is None:
-        return _invoke(rule, schema, values, result_types)
+        return _invoke(rule, schema, values, result_types, bound)
     promoted = rule.promoted or tuple(
         a.name for a in schema if not a.kwarg_only and str(a.type) in ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
     )
@@ -360,7 +370,7 @@ def _call_rule(info: OpInfo, rule: Rule, bound: dict[str, Any], values: dict[str
             values[a.name] = v if a.kwarg_only else hlo.broadcast_to(v, shape)
         elif isinstance(v, Value):
             values[a.name] = hlo.broadcast_to(hlo.convert(v, compute) if a.name in promoted else v, shape)
-    result = _invoke(rule, schema, values, result_types)
+    result = _invoke(rule, schema, values, result_types, bound)
     if isinstance(result, Value) and result_types and result_types[0] is not None:
         return hlo.convert(result, result_types[0].dtype)
     return result
@@ -370,10 +380,14 @@ def _as_promotable(x: Any) -> Any:
     return x.sample if isinstance(x, ScalarOperand) else x
 
 
-def _invoke(rule: Rule, schema: list[Any], values: dict[str, Any], result_types: list[Type | None]) -> Any:
+def _invoke(
+    rule: Rule, schema: list[Any], values: dict[str, Any], result_types: list[Type | None], bound: dict[str, Any]
+) -> Any:
     positional = [values[a.name] for a in schema if not a.kwarg_only]
     keywords = {a.name: values[a.name] for a in schema if a.kwarg_only and a.name in rule.keywords}
     if "result" in rule.keywords:
         keywords["result"] = result_types
+    if "tensors" in rule.keywords:  # the arguments as meta tensors, for the few results that depend on strides
+        keywords["tensors"] = bound
     return rule.function(*positional, **keywords)
 

@@ -43,6 +43,7 @@ Kernel::Kernel(const c10::OperatorHandle& op) : op_(op) {
 
 void Kernel::prepare() {
   const OperatorSpec spec = python::operator_spec(name_);
+  on_host_ = spec.on_host;
   for (const auto& argument : op_.schema().arguments()) {
     ArgumentSpec out;
     out.kind = kind_of(argument);
@@ -61,6 +62,7 @@ ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint6
 
 void Kernel::call(torch::jit::Stack* stack) {
   std::call_once(prepared_, [this] { prepare(); });
+  if (C10_UNLIKELY(on_host_)) return python::run_on_host(name_, op_.schema(), stack);
   const size_t count = arguments_.size();
   const c10::IValue* arguments = stack->data() + stack->size() - count;
   Call call;

@@ -12,6 +12,7 @@ namespace torch_tpu {
 struct OperatorSpec {
   std::vector<std::string> static_arguments;  // Scalars and floats that shape the program
   bool all_static = false;                    // no rule: decompositions see numbers
+  bool on_host = false;                       // a Python function outside of any program (result sizes that depend on data)
 };
 
 class Kernel final : public c10::OperatorKernel {
@@ -36,6 +37,7 @@ class Kernel final : public c10::OperatorKernel {
   std::once_flag prepared_;
   ProgramTable programs_;
   std::atomic<bool> uses_precision_{false};
+  bool on_host_ = false;
 };
 
 // Runs a program for a call; the results replace the arguments on the stack.

@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "runtime/dtypes.h"
 
@@ -130,7 +131,34 @@ OperatorSpec operator_spec(const std::string& name) {
     OperatorSpec spec;
     for (auto item : answer[0]) spec.static_arguments.push_back(item.cast<std::string>());
     spec.all_static = answer[1].cast<bool>();
+    spec.on_host = answer[2].cast<bool>();
     return spec;
+  });
+}
+
+void run_on_host(const std::string& name, const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  with_python([&] {
+    const auto& specs = schema.arguments();
+    const size_t first = stack->size() - specs.size();
+    py::list positional;
+    py::dict keywords;
+    for (size_t i = 0; i < specs.size(); ++i) {
+      auto value = torch::jit::toPyObject((*stack)[first + i]);
+      if (specs[i].kwarg_only())
+        keywords[specs[i].name().c_str()] = value;
+      else
+        positional.append(value);
+    }
+    torch::jit::drop(*stack, specs.size());
+    py::object results = module_function("host_composite")(name)(*positional, **keywords);
+    const auto& returns = schema.returns();
+    if (returns.size() == 1) {
+      stack->push_back(torch::jit::toIValue(results, returns[0].type()));
+      return 0;
+    }
+    auto tuple = results.cast<py::tuple>();
+    for (size_t i = 0; i < returns.size(); ++i) stack->push_back(torch::jit::toIValue(tuple[i], returns[i].type()));
+    return 0;
   });
 }
 

@@ -1,0 +1,275 @@
+"""``torch.linalg``: solvers, determinants and factorisations over :mod:`torch_tpu.lowering.factorization`.
+
+A singular or indefinite matrix cannot raise on the device: ``info`` says so, and PyTorch's checked forms read it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torch_tpu.lowering.factorization import (
+    diagonal, eigh, eye, flat_batch, householder_qr, lu_factor, lu_solve, mH, mT, permutation,
+    qr, real_dtype, reflectors, solve_triangular, svd, triangle,
+)  # fmt: skip
+from torch_tpu.lowering.precision import exact_matmul
+from torch_tpu.lowering.registry import lower
+from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
+
+_INT = torch.int32
+
+
+def _shaped(x: Value | None, result: Type) -> Value:
+    """A batch result in the shape and dtype that the operator promises; zeros for what was not asked for."""
+    if x is None:
+        return hlo.constant(0, result.dtype, result.shape)
+    return hlo.reshape(hlo.convert(x, result.dtype), result.shape)
+
+
+def _batched(x: Value, batch: Shape, core: int = 2) -> Value:
+    """``x`` broadcast to the leading dimensions ``batch``, those flattened."""
+    return flat_batch(hlo.broadcast_to(x, (*batch, *x.shape[x.ndim - core :])), core)
+
+
+def _first_true(bad: Value) -> Value:
+    """1 + the position of the first true of ``[B, n]``, or 0."""
+    n = bad.shape[1]
+    index = hlo.select(bad, hlo.iota(bad.shape, 1, _INT) + 1, hlo.constant(n + 1, _INT, bad.shape))
+    first = hlo.reduce_one(index, n + 1, [1], hlo.minimum)
+    return hlo.select(hlo.compare(first, n + 1, "EQ"), hlo.full_like(first, 0), first)
+
+
+# ---- Cholesky ---------------------------------------------------------------------------------------------------------
+def _cholesky(a: Value, upper: bool) -> tuple[Value, Value]:
+    """(factor, info) of ``[B, n, n]``; like LAPACK only one triangle is read."""
+    if 0 in a.shape:
+        return a, hlo.constant(0, _INT, (a.shape[0],))
+    lower = mH(a) if upper else a
+    factor = triangle(hlo.cholesky(lower), lower=True)
+    main = diagonal(factor)
+    main = hlo.real(main) if main.dtype.is_complex else main
+    info = _first_true(hlo.not_(hlo.compare(main, 0, "GT")))
+    return (mH(factor) if upper else factor), info
+
+
+@lower("linalg_cholesky_ex")
+def cholesky_ex(a: Value, *, upper: bool = False, result: list[Type]) -> list[Value]:
+    factor, info = _cholesky(flat_batch(a), upper)
+    return [_shaped(factor, result[0]), _shaped(info, result[1])]
+
+
+@lower("cholesky")
+def cholesky(a: Value, upper: bool = False, *, result: list[Type]) -> Value:
+    return _shaped(_cholesky(flat_batch(a), upper)[0], result[0])
+
+
+def _cholesky_solve(b: Value, factor: Value, upper: bool) -> Value:
+    first, second = ("ADJOINT", "NO_TRANSPOSE") if upper else ("NO_TRANSPOSE", "ADJOINT")
+    y = solve_triangular(factor, b, lower=not upper, adjoint=first)
+    return solve_triangular(factor, y, lower=not upper, adjoint=second)
+
+
+@lower("cholesky_solve")
+def cholesky_solve(b: Value, factor: Value, upper: bool = False, *, result: list[Type]) -> Value:
+    batch = result[0].shape[:-2]
+    return _shaped(_cholesky_solve(_batched(b, batch), _batched(factor, batch), upper), result[0])
+
+
+@lower("cholesky_inverse")
+def cholesky_inverse(factor: Value, upper: bool = False, *, result: list[Type]) -> Value:
+    factor = flat_batch(factor)
+    return _shaped(_cholesky_solve(eye(factor.shape, factor.dtype), factor, upper), result[0])
+
+
+# ---- triangular -------------------------------------------------------------------------------------------------------
+@lower("linalg_solve_triangular")
+def linalg_solve_triangular(
+    a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False, result: list[Type]
+) -> Value:
+    batch = result[0].shape[:-2]
+    a, b = _batched(a, batch), _batched(b, batch)
+    return _shaped(solve_triangular(a, b, lower=not upper, unit=unitriangular, left=left), result[0])
+
+
+@lower("triangular_solve")
+def triangular_solve(
+    b: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False, *, result: list[Type]
+) -> list[Value]:
+    batch = result[0].shape[:-2]
+    flag = "TRANSPOSE" if transpose else "NO_TRANSPOSE"
+    x = solve_triangular(_batched(a, batch), _batched(b, batch), lower=not upper, unit=unitriangular, adjoint=flag)
+    return [_shaped(x, result[0]), hlo.broadcast_to(a, result[1].shape)]
+
+
+# ---- LU, systems, determinants ------------------------------------------------------------------------------------------
+def _factored(a: Value, layout: torch.Tensor) -> tuple[Value, Value, bool]:
+    """(packed factors, 0-based pivots, whether they are those of the transpose).
+
+    PyTorch factors the transpose of a row-major real matrix, as LAPACK sees it, and its gradients count on that.
+    """
+    flipped = layout.is_contiguous() and not a.dtype.is_complex
+    lu, pivots = lu_factor(mT(flat_batch(a)) if flipped else flat_batch(a))
+    return lu, pivots, flipped
+
+
+def _singular(lu: Value) -> Value:
+    main = diagonal(lu)
+    return _first_true(hlo.compare(main, 0, "EQ"))
+
+
+@lower("linalg_lu_factor_ex")
+def lu_factor_ex(a: Value, *, pivot: bool = True, result: list[Type]) -> list[Value]:
+    lu, pivots = lu_factor(flat_batch(a), pivot)
+    return [_shaped(x, r) for x, r in zip((lu, pivots + 1, _singular(lu)), result, strict=True)]
+
+
+def _unpacked(lu: Value, pivots: Value) -> tuple[Value, Value, Value]:
+    """(P, L, U) of packed factors ``[B, m, n]``."""
+    batch, m, n = lu.shape
+    k = min(m, n)
+    left = triangle(hlo.slice_dim(lu, 2, 0, k), True, -1) + eye((batch, m, k), lu.dtype)
+    place = hlo.broadcast_in_dim(permutation(pivots, m), (batch, m, m), [0, 2])
+    p = hlo.convert(hlo.compare(place, hlo.iota((batch, m, m), 1, _INT), "EQ"), lu.dtype)
+    return p, left, triangle(hlo.slice_dim(lu, 1, 0, k), False)
+
+
+@lower("lu_unpack")
+def lu_unpack(lu: Value, pivots: Value, data: bool = True, permute: bool = True, *, result: list[Type]) -> list[Value]:
+    p, left, right = _unpacked(flat_batch(lu), flat_batch(pivots, 1) - 1)
+    wanted = (p if permute else None, left if data else None, right if data else None)
+    return [_shaped(x, r) for x, r in zip(wanted, result, strict=True)]
+
+
+@lower("linalg_lu")
+def linalg_lu(a: Value, *, pivot: bool = True, result: list[Type]) -> list[Value]:
+    p, left, right = _unpacked(*lu_factor(flat_batch(a), pivot))
+    return [_shaped(x, r) for x, r in zip((p if pivot else None, left, right), result, strict=True)]
+
+
+def _solve(lu: Value, pivots: Value, b: Value, left: bool, adjoint: bool) -> Value:
+    return lu_solve(lu, pivots, b, adjoint) if left else mH(lu_solve(lu, pivots, mH(b), not adjoint))
+
+
+@lower("linalg_lu_solve")
+def linalg_lu_solve(
+    lu: Value, pivots: Value, b: Value, *, left: bool = True, adjoint: bool = False, result: list[Type]
+) -> Value:
+    batch = result[0].shape[:-2]
+    return _shaped(_solve(_batched(lu, batch), _batched(pivots, batch, 1) - 1, _batched(b, batch), left, adjoint), result[0])
+
+
+@lower("_linalg_solve_ex")
+def solve_ex(a: Value, b: Value, *, left: bool = True, tensors: dict, result: list[Type]) -> list[Value]:
+    lu, pivots, flipped = _factored(a, tensors["A"])
+    batch = a.shape[:-2]
+    is_vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    if is_vector:
+        b = hlo.expand_dims(b, [-1])
+        shape = (*batch, *b.shape[-2:])
+    else:
+        shape = result[0].shape
+    whole = shape[:-2]
+    factors = _batched(hlo.reshape(lu, a.shape), whole), _batched(hlo.reshape(pivots, a.shape[:-1]), whole, 1)
+    x = _solve(*factors, _batched(b, whole), left or is_vector, flipped)
+    return [_shaped(v, r) for v, r in zip((x, lu, pivots + 1, _singular(lu)), result, strict=True)]
+
+
+@lower("linalg_inv_ex")
+def inv_ex(a: Value, *, result: list[Type]) -> list[Value]:
+    lu, pivots = lu_factor(flat_batch(a))
+    x = lu_solve(lu, pivots, eye(lu.shape, lu.dtype), False)
+    return [_shaped(v, r) for v, r in zip((x, _singular(lu)), result, strict=True)]
+
+
+def _exchange_sign(pivots: Value, dtype: torch.dtype) -> Value:
+    """-1 to the number of rows that moved, ``[B]``."""
+    moved = hlo.convert(hlo.compare(pivots, hlo.iota(pivots.shape, 1, _INT), "NE"), _INT)
+    odd = hlo.and_(hlo.reduce_one(moved, 0, [1], hlo.add), hlo.constant(1, _INT, (pivots.shape[0],)))
+    return hlo.convert(1 - odd * 2, dtype)
+
+
+@lower("_linalg_det")
+def det(a: Value, *, tensors: dict, result: list[Type]) -> list[Value]:
+    lu, pivots, _ = _factored(a, tensors["A"])
+    value = hlo.reduce_one(diagonal(lu), 1, [1], hlo.multiply) * _exchange_sign(pivots, a.dtype)
+    return [_shaped(v, r) for v, r in zip((value, lu, pivots + 1), result, strict=True)]
+
+
+@lower("_linalg_slogdet")
+def slogdet(a: Value, *, tensors: dict, result: list[Type]) -> list[Value]:
+    lu, pivots, _ = _factored(a, tensors["A"])
+    main = diagonal(lu)
+    size = hlo.abs_(main)
+    sign = hlo.reduce_one(hlo.sign(main), 1, [1], hlo.multiply) * _exchange_sign(pivots, a.dtype)
+    logarithm = hlo.reduce_one(hlo.log(size), 0, [1], hlo.add)
+    return [_shaped(v, r) for v, r in zip((sign, logarithm, lu, pivots + 1), result, strict=True)]
+
+
+# ---- QR ---------------------------------------------------------------------------------------------------------------
+@lower("linalg_qr")
+def linalg_qr(a: Value, mode: str = "reduced", *, result: list[Type]) -> list[Value]:
+    if mode == "r":
+        rows = result[1].shape[-2]
+        r = triangle(hlo.slice_dim(householder_qr(flat_batch(a))[0], 1, 0, rows), lower=False)
+        return [_shaped(None, result[0]), _shaped(r, result[1])]
+    return [_shaped(v, t) for v, t in zip(qr(flat_batch(a), mode == "complete"), result, strict=True)]
+
+
+@lower("geqrf")
+def geqrf(a: Value, *, result: list[Type]) -> list[Value]:
+    return [_shaped(v, t) for v, t in zip(householder_qr(flat_batch(a)), result, strict=True)]
+
+
+@lower("linalg_householder_product")
+def householder_product(a: Value, scales: Value, *, result: list[Type]) -> Value:
+    return _shaped(reflectors(flat_batch(a), flat_batch(scales, 1), a.shape[-1]), result[0])
+
+
+@lower("ormqr")
+def ormqr(a: Value, scales: Value, c: Value, left: bool = True, transpose: bool = False, *, result: list[Type]) -> Value:
+    q = reflectors(flat_batch(a), flat_batch(scales, 1), a.shape[-2])
+    q = mH(q) if transpose else q
+    c = flat_batch(c)
+    if 0 in result[0].shape:
+        return _shaped(c, result[0])
+    return _shaped(exact_matmul(q, c) if left else exact_matmul(c, q), result[0])
+
+
+# ---- eigenvalues and singular values ------------------------------------------------------------------------------------
+@lower("_linalg_eigh")
+def linalg_eigh(a: Value, uplo: str = "L", vectors: bool = True, *, result: list[Type]) -> list[Value]:
+    w, v = eigh(flat_batch(a), uplo.upper() == "L")
+    return [_shaped(w, result[0]), _shaped(v if vectors else None, result[1])]
+
+
+@lower("_linalg_svd")
+def linalg_svd(a: Value, full: bool = False, vectors: bool = True, *, result: list[Type]) -> list[Value]:
+    return [_shaped(v, t) for v, t in zip(svd(flat_batch(a), full, vectors), result, strict=True)]
+
+
+# ---- functions of matrices ----------------------------------------------------------------------------------------------
+@lower("linalg_matrix_exp")
+def matrix_exp(a: Value, *, result: list[Type]) -> Value:
+    """Scaling and squaring of a Taylor polynomial of degree 18 (Bader, Blanes and Casas 2019), by Horner's rule."""
+    if 0 in a.shape:
+        return a
+    x, real = flat_batch(a), real_dtype(a.dtype)
+    norm = hlo.reduce_one(hlo.reduce_one(hlo.abs_(x), 0, [1], hlo.add), 0, [1], hlo.maximum)
+    powers = hlo.maximum(hlo.ceil(hlo.divide(hlo.log(norm), float(torch.log(torch.tensor(2.0, dtype=torch.float64))))), 0.0)
+    powers = hlo.minimum(powers, 1100.0)
+    scale = hlo.convert(hlo.power(hlo.full_like(norm, 0.5), powers), x.dtype)
+    scaled, identity = x * hlo.broadcast_in_dim(scale, x.shape, [0]), eye(x.shape, x.dtype)
+    y = identity
+    for degree in range(18, 0, -1):
+        y = identity + exact_matmul(scaled, y) * (1 / degree)
+    count = hlo.convert(powers, _INT)
+    most = hlo.reduce_one(count, 0, [0], hlo.maximum)
+
+    def more(i: Value, most: Value, *_: Value) -> Value:
+        return hlo.compare(i, most, "LT")
+
+    def square(i: Value, most: Value, count: Value, y: Value) -> list[Value]:
+        again = hlo.compare(hlo.broadcast_to(i, count.shape), count, "LT")
+        return [i + 1, most, count, hlo.select(hlo.broadcast_in_dim(again, y.shape, [0]), exact_matmul(y, y), y)]
+
+    assert real == norm.dtype
+    return _shaped(hlo.while_([hlo.constant(0, _INT), most, count, y], more, square)[3], result[0])
