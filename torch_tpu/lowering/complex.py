@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from torch_tpu.lowering.pointwise import is_nan, is_unsigned
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value, ops as hlo
@@ -18,6 +20,8 @@ lower("_conj_physical", "conj_physical")(conjugate)
 
 @lower("complex", promote=Promotion.NO_OPMATH)
 def complex_(re: Value, im: Value) -> Value:
+    if re.dtype == torch.float16:
+        raise TypeError("torch.complex32 is not supported on tpu; convert the parts to float32 first.")
     return hlo.complex_(re, im)
 
 

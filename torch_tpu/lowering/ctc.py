@@ -1,8 +1,8 @@
 """Connectionist temporal classification (Graves et al., 2006): the forward-backward recursion in log space.
 
-A target ``l`` of S labels becomes ``l'`` = blank, l1, blank, l2, ..., blank with U = 2S + 1 places. ``alpha[t, u]`` is the
-log-probability of all prefixes that stand at ``l'[u]`` after time ``t``, ``beta[t, u]`` that of all suffixes from there; both
-include time ``t``.
+A target ``l`` of S labels becomes ``l'`` = blank, l1, blank, l2, ..., blank with U = 2S + 1 places. ``alpha[t, u]`` is
+the log-probability of all prefixes that stand at ``l'[u]`` after time ``t``, ``beta[t, u]`` that of all suffixes from
+there; both include time ``t``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _log_sum(*terms: Value) -> Value:
 
 
 def _recursion(emitted: Value, skip: Value, first: Value, entry: Value, step: int) -> Value:
-    """alpha (``step`` 1) or beta (-1) at all times, [T, N, U].
+    """Alpha (``step`` 1) or beta (-1) at all times, [T, N, U].
 
     Args:
         emitted: Log-probability of ``l'[u]`` at every time, [T, N, U].
@@ -80,7 +80,9 @@ def _recursion(emitted: Value, skip: Value, first: Value, entry: Value, step: in
     """
     times, n, u = emitted.shape
 
-    def body(i: Value, last: Value, done: Value, emitted: Value, skip: Value, first: Value, entry: Value) -> list[Value]:
+    def body(
+        i: Value, last: Value, done: Value, emitted: Value, skip: Value, first: Value, entry: Value
+    ) -> list[Value]:
         t = i if step == 1 else times - 1 - i
         origin = [t, hlo.constant(0, _INDEX), hlo.constant(0, _INDEX)]
         now = hlo.reshape(hlo.dynamic_slice(emitted, origin, (1, n, u)), (n, u))
@@ -116,8 +118,8 @@ def ctc_loss(
 ) -> list[Value]:  # fmt: skip
     """(negative log-likelihood [N], alpha [N, T, U])."""
     inputs, lengths = _lengths(input_lengths), _lengths(target_lengths)
-    _, n, _ = log_probs.shape
-    _, times, u = result[1].shape
+    n = log_probs.shape[1]
+    u = result[1].shape[2]
     labels = _labels(targets, lengths, u, blank)
     emitted = _emitted(log_probs, labels)
     plain = hlo.constant(0, emitted.dtype, (n, u))
@@ -142,7 +144,7 @@ def ctc_loss_backward(
     grad: Value, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths, nll: Value,
     log_alpha: Value, blank: int, zero_infinity: bool = False, *, result: list[Type],
 ) -> Value:  # fmt: skip
-    """``grad * (p - posterior)``: the posterior of class c at time t sums ``exp(alpha + beta - emitted + nll)`` over its places."""
+    """``grad * (p - posterior)``; a class's posterior sums ``exp(alpha + beta - emitted + nll)`` over its places."""
     inputs, lengths = _lengths(input_lengths), _lengths(target_lengths)
     times, n, c = log_probs.shape
     u = log_alpha.shape[2]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import clone_preserve_strides
 
 from torch_tpu.lowering.indexing import coordinates, count_true, prefix_sum, read_at, true_positions
 from torch_tpu.lowering.registry import lower
@@ -143,6 +144,16 @@ def _lexicographic_order(rows: Value) -> Value:
     )[1]  # fmt: skip
 
 
+@_define("index(Tensor self, Tensor?[] indices) -> Tensor")
+def _(x: Tensor, indices: list[Tensor | None]) -> Tensor:
+    return torch.ops.aten.index.Tensor(x, indices)
+
+
+@_define("repeat_interleave(Tensor repeats, *, int output_size) -> Tensor")
+def _(repeats: Tensor, *, output_size: int) -> Tensor:
+    return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=output_size)
+
+
 # ---- ATen operators ---------------------------------------------------------------------------------------------------
 _padded = torch.ops.tpu
 
@@ -234,16 +245,12 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
         repeats.dtype in (torch.int32, torch.int64), lambda: "repeats has to be Long or Int tensor"
     )
     if output_size is not None:
-        return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=output_size)
+        return _padded.repeat_interleave(repeats, output_size=output_size)
     if repeats.numel() == 0:
         return torch.empty_like(repeats)
     low, total = torch.stack((repeats.min().long(), repeats.sum())).tolist()
     torch._check(low >= 0, lambda: "repeats can not be negative")
-    return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=_bucket(total))[:total]
-
-
-def has_mask(indices: list[Tensor | None]) -> bool:
-    return any(i is not None and i.dtype in _MASKS for i in indices)
+    return _padded.repeat_interleave(repeats, output_size=_bucket(total))[:total]
 
 
 def index(self: Tensor, indices: list[Tensor | None]) -> Tensor:
@@ -260,11 +267,23 @@ def index(self: Tensor, indices: list[Tensor | None]) -> Tensor:
                 f"{list(self.shape)} at index {dim}"
             )
         expanded += nonzero(mask).unbind(1)
-    return torch.ops.aten.index.Tensor(self, expanded)
+    return _padded.index(self, expanded)
 
 
-#: ATen overload -> the function that computes it outside of a trace. ``index.Tensor`` is only for indices with a mask
-#: (:func:`has_mask`), ``repeat_interleave.Tensor`` only for calls without ``output_size``.
+# ---- operators on a tensor's memory, for which a storage offset is not a run-time operand ---------------------------------
+def as_strided_copy(self: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
+    return self.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
+
+
+def as_strided_scatter(
+    self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
+) -> Tensor:
+    out = clone_preserve_strides(self)
+    out.as_strided(size, stride, self.storage_offset() if storage_offset is None else storage_offset).copy_(src)
+    return out
+
+
+#: ATen overload -> the function that computes it outside of a trace.
 HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
     "nonzero": nonzero,
     "masked_select": masked_select,
@@ -274,4 +293,7 @@ HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
     "unique_consecutive": unique_consecutive,
     "bincount": bincount,
     "repeat_interleave.Tensor": repeat_interleave,
+    "index.Tensor": index,
+    "as_strided_copy": as_strided_copy,
+    "as_strided_scatter": as_strided_scatter,
 }

@@ -16,7 +16,7 @@ _MATMUL_ROWS = 25
 
 
 def _euclidean(x: Value, y: Value) -> Value:
-    """``sqrt(|x|² + |y|² - 2xy)`` of [..., P, M] and [..., R, M]. The terms cancel, so the product is never below float32."""
+    """``sqrt(|x|² + |y|² - 2xy)`` of [..., P, M] and [..., R, M]. The terms cancel, so the product is full float32."""
     batch, last = list(range(x.ndim - 2)), x.ndim - 1
     product = hlo.dot_general(x, y, contract=([last], [last]), batch=(batch, batch), precision="HIGHEST")
     xx = hlo.broadcast_in_dim(total(squared(x), [last]), product.shape, [*batch, last - 1])
@@ -28,7 +28,8 @@ def _differences(x: Value, y: Value) -> Value:
     """``x[..., i, m] - y[..., j, m]`` with shape [..., P, R, M]; XLA fuses it into the reduction that follows."""
     shape = (*x.shape[:-1], *y.shape[-2:])
     batch, n = list(range(x.ndim - 2)), len(shape)
-    return hlo.broadcast_in_dim(x, shape, [*batch, n - 3, n - 1]) - hlo.broadcast_in_dim(y, shape, [*batch, n - 2, n - 1])
+    rows = hlo.broadcast_in_dim(x, shape, [*batch, n - 3, n - 1])
+    return rows - hlo.broadcast_in_dim(y, shape, [*batch, n - 2, n - 1])
 
 
 def _batched(x: Value, batch: tuple[int, ...], dtype: torch.dtype) -> Value:
@@ -64,7 +65,9 @@ def _slope(difference: Value, distance: Value, p: float) -> Value:
     undefined = hlo.compare(distance, 0, "EQ")
     if p < 2:
         undefined = undefined | hlo.compare(difference, 0, "EQ")
-    share = difference / distance if p == 2 else hlo.sign(difference) * hlo.power(size, p - 1) / hlo.power(distance, p - 1)
+    if p == 2:
+        return hlo.select(undefined, 0, difference / distance)
+    share = hlo.sign(difference) * hlo.power(size, p - 1) / hlo.power(distance, p - 1)
     return hlo.select(undefined, 0, share)
 
 
@@ -85,9 +88,9 @@ def cdist_backward(grad: Value, x: Value, y: Value, p: float, distance: Value, *
     return hlo.convert(_distance_gradient(grad, x, y, p, distance), result[0].dtype)
 
 
-# ---- distances within one set: the upper triangle, row by row ----------------------------------------------------------------
+# ---- distances within one set: the upper triangle, row by row --------------------------------------------------------
 def _pairs(n: int) -> tuple[Value, Value]:
-    """Rows ``i`` and ``j`` of every pair ``i < j``, int32 [n (n - 1) / 2], from the solution of a quadratic equation."""
+    """Rows ``i`` and ``j`` of every pair ``i < j``, int32 [n (n - 1) / 2], by solving a quadratic equation."""
     k = hlo.iota((n * (n - 1) // 2,), 0, torch.float64)
     half = n - 0.5
     i = hlo.convert(half - hlo.sqrt(half * half - 1 - k * 2), torch.int32)
@@ -97,7 +100,12 @@ def _pairs(n: int) -> tuple[Value, Value]:
 
 def _rows(x: Value, index: Value) -> Value:
     return hlo.gather(
-        x, hlo.reshape(index, (index.numel, 1)), offset_dims=[1], collapsed_dims=[0], index_map=[0], slice_sizes=[1, x.shape[1]]
+        x,
+        hlo.reshape(index, (index.numel, 1)),
+        offset_dims=[1],
+        collapsed_dims=[0],
+        index_map=[0],
+        slice_sizes=[1, x.shape[1]],
     )
 
 

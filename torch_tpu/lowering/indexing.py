@@ -127,7 +127,7 @@ def _index(x: Value, indices: list[Value | None], check: bool) -> Value:
     return read_at(x, dims, [hlo.broadcast_to(i, shape) for i in given], indexed_place(dims))
 
 
-@lower("index.Tensor")
+@lower("index.Tensor", "tpu::index")
 def index(x: Value, indices: list[Value | None]) -> Value:
     """NumPy's advanced indexing with integer indices. Masks have data-dependent sizes: see ``data_dependent``."""
     return _index(x, indices, check=True)
@@ -177,7 +177,7 @@ def _rows(columns: Sequence[Value], length: int) -> Value:
     return hlo.concatenate([hlo.reshape(c, (1, length)) for c in columns], 0)
 
 
-@lower("repeat_interleave.Tensor")
+@lower("repeat_interleave.Tensor", "tpu::repeat_interleave")
 def repeat_interleave(repeats: Value, *, output_size: int, result: list[Type]) -> Value:
     """Index ``i`` repeated ``repeats[i]`` times: entry ``k`` counts the runs that end at or before ``k``."""
     return hlo.convert(run_of(repeats, output_size), result[0].dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from torch_tpu.lowering.factorization import (
-    diagonal, eigh, eye, flat_batch, householder_qr, lu_factor, lu_solve, mH, mT, permutation,
+    at, diagonal, eigh, eye, flat_batch, householder_qr, lu_factor, lu_solve, mH, mT, permutation,
     qr, real_dtype, reflectors, solve_triangular, svd, triangle,
 )  # fmt: skip
 from torch_tpu.lowering.precision import exact_matmul
@@ -45,10 +45,36 @@ def _cholesky(a: Value, upper: bool) -> tuple[Value, Value]:
         return a, hlo.constant(0, _INT, (a.shape[0],))
     lower = mH(a) if upper else a
     factor = triangle(hlo.cholesky(lower), lower=True)
-    main = diagonal(factor)
-    main = hlo.real(main) if main.dtype.is_complex else main
-    info = _first_true(hlo.not_(hlo.compare(main, 0, "GT")))
-    return (mH(factor) if upper else factor), info
+    return (mH(factor) if upper else factor), _first_indefinite(lower, _real(diagonal(factor)))
+
+
+def _real(x: Value) -> Value:
+    return hlo.real(x) if x.dtype.is_complex else x
+
+
+def _first_indefinite(a: Value, main: Value) -> Value:
+    """The order of the first leading minor that is not positive, or 0.
+
+    XLA fills a failed factor with NaN everywhere, so a failed batch is eliminated once more, column by column, to see where.
+    """
+    batch, n, _ = a.shape
+    good = hlo.reduce_one(hlo.compare(main, 0, "GT"), True, [0, 1], hlo.and_)
+    steps = hlo.select(good, hlo.constant(0, _INT), hlo.constant(n, _INT))
+
+    def more(k: Value, steps: Value, *_: Value) -> Value:
+        return hlo.compare(k, steps, "LT")
+
+    def eliminate(k: Value, steps: Value, info: Value, a: Value) -> list[Value]:
+        column = at(a, k, 2)
+        pivot = at(column, k, 1)
+        bad = hlo.reshape(hlo.not_(hlo.compare(_real(pivot), 0, "GT")), (batch,))
+        new = hlo.and_(bad, hlo.compare(info, 0, "EQ"))
+        info = hlo.select(new, hlo.broadcast_to(k + 1, info.shape), info)
+        outer = hlo.broadcast_to(hlo.divide(column, hlo.broadcast_to(pivot, column.shape)), a.shape)
+        return [k + 1, steps, info, a - outer * hlo.broadcast_to(mH(column), a.shape)]
+
+    start = [hlo.constant(0, _INT), steps, hlo.constant(0, _INT, (batch,)), a]
+    return hlo.while_(start, more, eliminate)[2]
 
 
 @lower("linalg_cholesky_ex")
@@ -101,14 +127,13 @@ def triangular_solve(
 
 
 # ---- LU, systems, determinants ------------------------------------------------------------------------------------------
-def _factored(a: Value, layout: torch.Tensor) -> tuple[Value, Value, bool]:
-    """(packed factors, 0-based pivots, whether they are those of the transpose).
+def _factored(a: Value, layout: torch.Tensor) -> tuple[Value, Value]:
+    """Packed factors and 0-based pivots for a determinant.
 
     PyTorch factors the transpose of a row-major real matrix, as LAPACK sees it, and its gradients count on that.
     """
     flipped = layout.is_contiguous() and not a.dtype.is_complex
-    lu, pivots = lu_factor(mT(flat_batch(a)) if flipped else flat_batch(a))
-    return lu, pivots, flipped
+    return lu_factor(mT(flat_batch(a)) if flipped else flat_batch(a))
 
 
 def _singular(lu: Value) -> Value:
@@ -158,8 +183,8 @@ def linalg_lu_solve(
 
 
 @lower("_linalg_solve_ex")
-def solve_ex(a: Value, b: Value, *, left: bool = True, tensors: dict, result: list[Type]) -> list[Value]:
-    lu, pivots, flipped = _factored(a, tensors["A"])
+def solve_ex(a: Value, b: Value, *, left: bool = True, result: list[Type]) -> list[Value]:
+    lu, pivots = lu_factor(flat_batch(a))
     batch = a.shape[:-2]
     is_vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     if is_vector:
@@ -169,7 +194,7 @@ def solve_ex(a: Value, b: Value, *, left: bool = True, tensors: dict, result: li
         shape = result[0].shape
     whole = shape[:-2]
     factors = _batched(hlo.reshape(lu, a.shape), whole), _batched(hlo.reshape(pivots, a.shape[:-1]), whole, 1)
-    x = _solve(*factors, _batched(b, whole), left or is_vector, flipped)
+    x = _solve(*factors, _batched(b, whole), left or is_vector, False)
     return [_shaped(v, r) for v, r in zip((x, lu, pivots + 1, _singular(lu)), result, strict=True)]
 
 
@@ -189,14 +214,14 @@ def _exchange_sign(pivots: Value, dtype: torch.dtype) -> Value:
 
 @lower("_linalg_det")
 def det(a: Value, *, tensors: dict, result: list[Type]) -> list[Value]:
-    lu, pivots, _ = _factored(a, tensors["A"])
+    lu, pivots = _factored(a, tensors["A"])
     value = hlo.reduce_one(diagonal(lu), 1, [1], hlo.multiply) * _exchange_sign(pivots, a.dtype)
     return [_shaped(v, r) for v, r in zip((value, lu, pivots + 1), result, strict=True)]
 
 
 @lower("_linalg_slogdet")
 def slogdet(a: Value, *, tensors: dict, result: list[Type]) -> list[Value]:
-    lu, pivots, _ = _factored(a, tensors["A"])
+    lu, pivots = _factored(a, tensors["A"])
     main = diagonal(lu)
     size = hlo.abs_(main)
     sign = hlo.reduce_one(hlo.sign(main), 1, [1], hlo.multiply) * _exchange_sign(pivots, a.dtype)
@@ -246,7 +271,17 @@ def linalg_svd(a: Value, full: bool = False, vectors: bool = True, *, result: li
     return [_shaped(v, t) for v, t in zip(svd(flat_batch(a), full, vectors), result, strict=True)]
 
 
-# ---- functions of matrices ----------------------------------------------------------------------------------------------
+# ---- vectors and functions of matrices ----------------------------------------------------------------------------------------------
+@lower("linalg_cross")
+def cross(x: Value, y: Value, *, dim: int = -1, result: list[Type]) -> Value:
+    shape, dtype = result[0]
+    dim %= len(shape)
+    x, y = (hlo.broadcast_to(hlo.convert(v, dtype), shape) for v in (x, y))
+    part = lambda v, i: hlo.slice_dim(v, dim, i % 3, i % 3 + 1)  # noqa: E731
+    turned = lambda v, by: hlo.concatenate([part(v, by + i) for i in range(3)], dim)  # noqa: E731
+    return turned(x, 1) * turned(y, 2) - turned(x, 2) * turned(y, 1)
+
+
 @lower("linalg_matrix_exp")
 def matrix_exp(a: Value, *, result: list[Type]) -> Value:
     """Scaling and squaring of a Taylor polynomial of degree 18 (Bader, Blanes and Casas 2019), by Horner's rule."""

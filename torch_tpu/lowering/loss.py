@@ -15,7 +15,7 @@ from torch_tpu.stablehlo import Type, Value, ops as hlo
 _NONE, _MEAN, _SUM = 0, 1, 2  # at::Reduction
 
 
-# ---- negative log-likelihood ----------------------------------------------------------------------------------------------
+# ---- negative log-likelihood -----------------------------------------------------------------------------------------
 def _classes(x: Value) -> int:
     """The class dimension of [C], [N, C] or [N, C, H, W]."""
     return 0 if x.ndim == 1 else 1
@@ -88,7 +88,7 @@ def nll_loss_backward(
     return hlo.convert(hlo.select(hot, spread(scale, x), 0), result[0].dtype)
 
 
-# ---- margin losses --------------------------------------------------------------------------------------------------------
+# ---- margin losses ---------------------------------------------------------------------------------------------------
 def _reduced(per_sample: Value, reduction: int, result: Type) -> Value:
     if reduction == _MEAN:
         per_sample = average(per_sample, [0])
@@ -151,7 +151,7 @@ def multi_margin_loss_backward(
 def _label_margins(x: Value, target: Value) -> tuple[Value, Value, Value, Value]:
     """Every label against every class that is no label, [N, labels, C]; labels end at the first -1.
 
-    Returns ``1 - x[label] + x``, whether the pair counts, the one-hot of the labels, and the classes that are labels [N, C].
+    Returns ``1 - x[label] + x``, whether the pair counts, the one-hot of the labels, and which classes are labels.
     """
     n, c = x.shape
     target = _samples(hlo.convert(target, torch.int32))

@@ -33,8 +33,9 @@ def fractional_max_pool3d_backward(grad: Tensor, x: Tensor, kernel: list[int], s
 
 
 def ctc_loss_tensor(
-    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0, zero_infinity: bool = False
-) -> tuple[Tensor, Tensor]:
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The longest target is data, so alpha has room for the most that ``targets`` can hold."""
     times, n, _ = log_probs.shape
     return log_probs.new_empty((n,)), log_probs.new_empty((n, times, 2 * targets.shape[-1] + 1))
@@ -44,10 +45,16 @@ def _like(position: int) -> Callable[..., Tensor]:
     return lambda *args, **_: torch.empty_like(args[position], memory_format=torch.contiguous_format)
 
 
+def geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
+    packed = torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
+    return packed, a.new_empty((*a.shape[:-2], min(a.shape[-2:])))
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     "convolution_overrideable": convolution_overrideable,
     "convolution_backward_overrideable": convolution_backward_overrideable,
     "fractional_max_pool3d_backward": fractional_max_pool3d_backward,
+    "geqrf": geqrf,
     "multi_margin_loss_backward": _like(1),
     "multilabel_margin_loss_backward": _like(1),
     "_ctc_loss.Tensor": ctc_loss_tensor,

@@ -1,7 +1,7 @@
 """Batch, layer, group and root-mean-square normalisation, forward and backward.
 
-Statistics are two-pass in float32 or wider. Every backward pass is the same formula: with ``y = (x - mean) * rstd`` and ``g``
-the gradient of ``y``, ``dx = rstd * (g - mean(g) - y * mean(g * y))``, means over the normalised dimensions.
+Statistics are two-pass in float32 or wider. Every backward pass is the same formula: with ``y = (x - mean) * rstd`` and
+``g`` the gradient of ``y``, ``dx = rstd * (g - mean(g) - y * mean(g * y))``, means over the normalised dimensions.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def _fit(values: Sequence[Value | None], types: Sequence[Type | None]) -> list[V
     ]
 
 
-# ---- batch normalisation --------------------------------------------------------------------------------------------------
+# ---- batch normalisation ---------------------------------------------------------------------------------------------
 def _batch_dims(x: Value) -> list[int]:
     return [i for i in range(x.ndim) if i != 1]
 
 
 def _batch_norm(
-    x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None, training: bool,
-    momentum: Scalar, eps: float,
+    x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None,
+    training: bool, momentum: Scalar, eps: float,
 ) -> tuple[list[Value], list[Value | None]]:  # fmt: skip
     """([output, mean, 1/std], [running mean, running variance]), all per-channel statistics of shape [C]."""
     dtype = compute_dtype(x.dtype)
@@ -78,8 +78,8 @@ def _batch_results(outs: list[Value], types: Sequence[Type]) -> list[Value | Non
 
 @lower("native_batch_norm", static=("eps",), mutates=("running_mean", "running_var"))
 def native_batch_norm(
-    x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None, training: bool,
-    momentum: Scalar, eps: float, *, result: list[Type],
+    x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None,
+    training: bool, momentum: Scalar, eps: float, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     changed = new if training else [running_mean, running_var]
@@ -88,8 +88,8 @@ def native_batch_norm(
 
 @lower("_native_batch_norm_legit", static=("eps",))
 def batch_norm_legit(
-    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, training: bool,
-    momentum: Scalar, eps: float, *, result: list[Type],
+    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    training: bool, momentum: Scalar, eps: float, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     return [*(new if training else [running_mean, running_var]), *_batch_results(outs, result[2:])]
@@ -97,7 +97,14 @@ def batch_norm_legit(
 
 @lower("_native_batch_norm_legit.no_stats", static=("eps",))
 def batch_norm_no_stats(
-    x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: Scalar, eps: float, *, result: list[Type]
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: Scalar,
+    eps: float,
+    *,
+    result: list[Type],
 ) -> list[Value | None]:
     outs, _ = _batch_norm(x, weight, bias, None, None, True, momentum, eps)
     return _batch_results(outs, result)
@@ -105,8 +112,8 @@ def batch_norm_no_stats(
 
 @lower("_native_batch_norm_legit_no_training", static=("eps",))
 def batch_norm_no_training(
-    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, momentum: Scalar, eps: float,
-    *, result: list[Type],
+    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    momentum: Scalar, eps: float, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, _ = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
     return _batch_results(outs, result)
@@ -114,8 +121,8 @@ def batch_norm_no_training(
 
 @lower("_native_batch_norm_legit_functional", static=("eps",))
 def batch_norm_functional(
-    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, training: bool,
-    momentum: Scalar, eps: float, *, result: list[Type],
+    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    training: bool, momentum: Scalar, eps: float, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     return [*_batch_results(outs, result[:3]), *_fit(new, result[3:])]
@@ -123,8 +130,8 @@ def batch_norm_functional(
 
 @lower("_batch_norm_with_update", static=("eps",))
 def batch_norm_with_update(
-    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, momentum: Scalar, eps: float,
-    *, result: list[Type],
+    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    momentum: Scalar, eps: float, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return [*new, *_batch_results(outs, result[2:])]
@@ -132,8 +139,8 @@ def batch_norm_with_update(
 
 @lower("_batch_norm_with_update_functional", static=("eps",))
 def batch_norm_with_update_functional(
-    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value, momentum: Scalar, eps: float,
-    *, result: list[Type],
+    x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    momentum: Scalar, eps: float, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return [*_batch_results(outs, result[:4]), *_fit(new, result[4:])]
@@ -170,7 +177,7 @@ def batch_norm_backward(
     return _fit([dx, total(grad * y, dims), total(grad, dims)], result)
 
 
-# ---- layer and root-mean-square normalisation -----------------------------------------------------------------------------
+# ---- layer and root-mean-square normalisation ------------------------------------------------------------------------
 def _split(x: Value, normalized_shape: Sequence[int]) -> tuple[list[int], list[int]]:
     """(outer, normalised) dimensions."""
     axis = x.ndim - len(normalized_shape)
@@ -197,8 +204,8 @@ def layer_norm(
 
 @lower("native_layer_norm_backward")
 def layer_norm_backward(
-    grad: Value, x: Value, normalized_shape: list[int], mean: Value, rstd: Value, weight: Value | None, bias: Value | None,
-    output_mask: list[bool], *, result: list[Type | None],
+    grad: Value, x: Value, normalized_shape: list[int], mean: Value, rstd: Value, weight: Value | None,
+    bias: Value | None, output_mask: list[bool], *, result: list[Type | None],
 ) -> list[Value | None]:  # fmt: skip
     grad, x = (hlo.convert(v, compute_dtype(x.dtype)) for v in (grad, x))
     outer, inner = _split(x, normalized_shape)
@@ -231,7 +238,7 @@ def rms_norm_backward(
     return _fit([dx, total(grad * y, outer)], result)
 
 
-# ---- group normalisation --------------------------------------------------------------------------------------------------
+# ---- group normalisation ---------------------------------------------------------------------------------------------
 _GROUP_DIMS = [2, 3]  # of [N, groups, channels per group, positions]
 
 
@@ -245,7 +252,16 @@ def _by_group(v: Value | None, group: int) -> Value | None:
 
 @lower("native_group_norm", static=("eps",))
 def group_norm(
-    x: Value, weight: Value | None, bias: Value | None, N: int, C: int, HxW: int, group: int, eps: float, *, result: list[Type]
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+    *,
+    result: list[Type],
 ) -> list[Value | None]:
     x = _grouped(x, N, C, HxW, group)
     var, mean = moments(x, _GROUP_DIMS)

@@ -11,7 +11,7 @@ import torch
 
 from torch_tpu.lowering.common import compute_dtype, lowest
 from torch_tpu.lowering.registry import lower
-from torch_tpu.lowering.sampling import Row, as_rows, resample, scatter_sum, transposed, windows
+from torch_tpu.lowering.taps import Row, as_rows, resample, scatter_sum, transposed, windows
 from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
 
 #: Gradients of larger windows scatter instead of visiting every window position.

@@ -2,7 +2,7 @@
 
 The bits come from :meth:`Tracer.random_bits`. A uniform number of a dtype with ``d`` digits (24 for float32, 53 for float64) is
 ``k / 2^d`` for ``d`` random bits ``k``, as in ATen's ``uniform_real``; where a logarithm or a tangent follows, it is an odd
-multiple of ``2^-d``, which is neither 0 nor 1. Distributions whose number of draws depends on the data are in ``sampling.py``.
+multiple of ``2^-d``, which is neither 0 nor 1. Distributions whose number of draws depends on the data are in ``rejection.py``.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _normal(mean: Scalar, std: Scalar, kind: Type) -> Value:
         c = compute_dtype(dtype)
         z = gauss(shape, c)
         if not (isinstance(std, float) and std * share == 1.0):
-            z = z * hlo.broadcast_to(as_value(std, c) * share, shape)
+            z = z * (as_value(std, c, shape) * share if share != 1.0 else as_value(std, c, shape))
         return z if isinstance(mean, float) and mean == 0.0 else z + as_value(mean, c, shape)
 
     return _parts(draw, kind)

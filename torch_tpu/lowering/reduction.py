@@ -1,7 +1,7 @@
 """Reductions: sums, products, extrema and their positions, variances, norms, histograms.
 
-Half types are summed in float32 and rounded once. The helpers ``total``, ``average``, ``largest`` and ``moments`` serve the
-normalisations, the softmax family and the losses too; with ``keepdim`` their results broadcast against the operand.
+Half types are summed in float32 and rounded once. The helpers ``total``, ``average``, ``largest`` and ``moments`` serve
+the normalisations, the softmax family and the losses too; with ``keepdim`` their results broadcast to the operand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tpu.lowering.common import Scalar, ScalarOperand, as_value, canonical_dims, compute_dtype, highest, lowest
+from torch_tpu.lowering.common import Scalar, as_value, canonical_dims, compute_dtype, highest, lowest
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
@@ -19,7 +19,7 @@ Dims = int | Sequence[int] | None
 Reduction = Callable[[Value, Sequence[int]], Value]
 
 
-# ---- helpers --------------------------------------------------------------------------------------------------------------
+# ---- helpers ---------------------------------------------------------------------------------------------------------
 def count(x: Value, dims: Sequence[int]) -> int:
     """The number of elements that a reduction over ``dims`` combines."""
     return math.prod(x.shape[d] for d in dims)
@@ -35,7 +35,9 @@ def spread(y: Value, x: Value) -> Value:
     return hlo.broadcast_to(y, x.shape)
 
 
-def _fold(x: Value, init: Scalar, dims: Sequence[int], combine: Callable[[Value, Value], Value], keepdim: bool) -> Value:
+def _fold(
+    x: Value, init: Scalar, dims: Sequence[int], combine: Callable[[Value, Value], Value], keepdim: bool
+) -> Value:
     y = hlo.reduce_one(x, init, dims, combine) if len(dims) else x
     return kept(y, x, dims) if keepdim else y
 
@@ -92,7 +94,7 @@ def _reduced(x: Value, dims: Dims, result: Type, reduction: Reduction) -> Value:
     return _shaped(reduction(x, canonical_dims(dims, x.ndim)), result)
 
 
-# ---- sums, products, extrema ----------------------------------------------------------------------------------------------
+# ---- sums, products, extrema -----------------------------------------------------------------------------------------
 def _without_nan(x: Value, dims: Sequence[int]) -> Value:
     return total(hlo.select(is_nan(x), 0, x) if x.dtype.is_floating_point or x.dtype.is_complex else x, dims)
 
@@ -137,9 +139,9 @@ def _quantified(x: Value, dims: Dims, result: Type, init: bool, combine: Callabl
     return _shaped(_fold(hlo.convert(x, torch.bool), init, over, combine, False), result)
 
 
-# ---- positions of extrema -------------------------------------------------------------------------------------------------
+# ---- positions of extrema --------------------------------------------------------------------------------------------
 def extreme_with_index(x: Value, dim: int, greatest: bool) -> tuple[Value, Value]:
-    """The extreme of ``dim`` and its first position (int32 where sizes permit), ``dim`` dropped. NaN is the extreme."""
+    """The extreme of ``dim``, which is dropped, and its first position (int32 where it fits). NaN is the extreme."""
     itype = torch.int32 if x.shape[dim] < 2**31 else torch.int64
     direction = "GT" if greatest else "LT"
 
@@ -184,21 +186,23 @@ def argmin(x: Value, dim: int | None = None, keepdim: bool = False, *, result: l
     return _shaped(extreme_with_index(*_line(x, dim), False)[1], result[0])
 
 
-# ---- variance -------------------------------------------------------------------------------------------------------------
+# ---- variance --------------------------------------------------------------------------------------------------------
 def _register_variance(name: str, root: bool, with_mean: bool) -> None:
     @lower(f"{name}.correction", static=("correction",))
-    def rule(x: Value, dims: Dims = None, *, correction: float | None = None, result: list[Type]) -> Value | list[Value]:
+    def rule(
+        x: Value, dims: Dims = None, *, correction: float | None = None, result: list[Type]
+    ) -> Value | list[Value]:
         over = canonical_dims(dims, x.ndim)
         variance, mean = moments(hlo.convert(x, compute_dtype(x.dtype)), over, 1 if correction is None else correction)
         spread_ = _shaped(hlo.sqrt(variance) if root else variance, result[0])
         return [spread_, _shaped(mean, result[1])] if with_mean else spread_
 
 
-for _name, _root, _with_mean in (("var", False, False), ("std", True, False), ("var_mean", False, True), ("std_mean", True, True)):
-    _register_variance(_name, _root, _with_mean)
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _register_variance(_name, root=_name.startswith("std"), with_mean=_name.endswith("mean"))
 
 
-# ---- norms ----------------------------------------------------------------------------------------------------------------
+# ---- norms -----------------------------------------------------------------------------------------------------------
 def p_norm(a: Value, p: float, dims: Sequence[int], keepdim: bool = False) -> Value:
     """``(sum a^p)^(1/p)`` of non-negative ``a``, with the limits for 0 (counts what is not zero), inf and -inf."""
     if p == 0:
@@ -218,18 +222,22 @@ def vector_norm(x: Value, ord: float = 2, dim: Dims = None, keepdim: bool = Fals
     dtype = compute_dtype(result[0].dtype)
     if x.dtype.is_complex:
         x = hlo.convert(x, torch.complex128 if dtype == torch.float64 else torch.complex64)
-    return _shaped(p_norm(hlo.abs_(x if x.dtype.is_complex else hlo.convert(x, dtype)), ord, canonical_dims(dim, x.ndim)), result[0])
+    else:
+        x = hlo.convert(x, dtype)
+    return _shaped(p_norm(hlo.abs_(x), ord, canonical_dims(dim, x.ndim)), result[0])
 
 
 @lower("_foreach_norm.Scalar", static=("ord",))
-def foreach_norm(xs: list[Value], ord: float = 2, dtype: torch.dtype | None = None, *, result: list[Type]) -> list[Value]:
+def foreach_norm(
+    xs: list[Value], ord: float = 2, dtype: torch.dtype | None = None, *, result: list[Type]
+) -> list[Value]:
     return [vector_norm(x, ord, result=[t]) for x, t in zip(xs, result, strict=True)]
 
 
-# ---- histogram ------------------------------------------------------------------------------------------------------------
+# ---- histogram -------------------------------------------------------------------------------------------------------
 @lower("histc")
 def histc(x: Value, bins: int = 100, min: Scalar = 0, max: Scalar = 0, *, result: list[Type]) -> Value:
-    """Counts per bin of equal width; equal bounds stand for the data's own, and a range of no width is widened by one."""
+    """Counts per bin of equal width; equal bounds mean the data's own, and a range of no width is widened by one."""
     dtype = compute_dtype(x.dtype)
     if not dtype.is_floating_point:
         dtype = torch.float64
@@ -245,9 +253,7 @@ def histc(x: Value, bins: int = 100, min: Scalar = 0, max: Scalar = 0, *, result
     position = hlo.convert(hlo.select(inside, (x - low) * bins / (high - low), 0), torch.int32)
     position = hlo.select(inside, hlo.minimum(position, bins - 1), bins)  # index `bins` is out of range: dropped
     counts = hlo.scatter(
-        hlo.constant(0, torch.float32 if result[0].dtype.itemsize < 4 else result[0].dtype, (bins,)),
-        hlo.reshape(position, (x.numel, 1)),
-        hlo.constant(1, torch.float32 if result[0].dtype.itemsize < 4 else result[0].dtype, (x.numel,)),
-        hlo.add, update_window_dims=[], inserted_dims=[0], index_map=[0],
-    )
+        hlo.constant(0, torch.int32, (bins,)), hlo.reshape(position, (x.numel, 1)), hlo.full_like(position, 1), hlo.add,
+        update_window_dims=[], inserted_dims=[0], index_map=[0],
+    )  # fmt: skip
     return hlo.convert(counts, result[0].dtype)

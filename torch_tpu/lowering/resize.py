@@ -18,7 +18,7 @@ import torch
 
 from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.registry import lower
-from torch_tpu.lowering.sampling import Row, as_rows, resample, scatter_sum, transposed
+from torch_tpu.lowering.taps import Row, as_rows, resample, scatter_sum, transposed
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
 Float = Any  # np.float32 or np.float64

@@ -1,7 +1,7 @@
 """Scans along one dimension: running sums, products, extrema.
 
-A scan is one ``reduce_window`` whose window reaches from the first element to the current one. XLA rewrites such a window into
-a tree of short ones on every platform (its ReduceWindowRewriter), so the work is linear in the size.
+A scan is one ``reduce_window`` whose window reaches from the first element to the current one. XLA makes a tree of short
+windows of it on every platform (ReduceWindowRewriter), so the work is linear in the size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def _log_add(a: Value, b: Value) -> Value:
         top, low = hlo.select(first, a, b), hlo.select(first, b, a)
         return top + hlo.log_plus_one(hlo.exponential(low - top))
     top, low = hlo.maximum(a, b), hlo.minimum(a, b)
-    return hlo.select(hlo.compare(a, b, "EQ") & ~hlo.is_finite(a), a, top + hlo.log_plus_one(hlo.exponential(low - top)))
+    same_infinity = hlo.compare(a, b, "EQ") & ~hlo.is_finite(a)
+    return hlo.select(same_infinity, a, top + hlo.log_plus_one(hlo.exponential(low - top)))
 
 
 def _register(name: str, init: int | float, combine: Combine) -> None:

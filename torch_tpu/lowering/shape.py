@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scatter import place_at, widened
+from torch_tpu.lowering.view import span
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
 
@@ -216,6 +217,22 @@ def _register_scatter(view: str, overload: str = "default") -> None:
 
 for _view, _overload in {"slice": "Tensor", "select": "int", "diagonal": "default"}.items():
     _register_scatter(_view, _overload)
+
+
+@lower("as_strided_scatter")
+def as_strided_scatter(
+    x: Value, source: Value, size: list[int], stride: list[int], storage_offset: int | None = None, *,
+    tensors: dict[str, torch.Tensor],
+) -> Value:  # fmt: skip
+    """The window lies on ``x``'s memory, not on its logical order: both are windows on one blank storage here."""
+    shape, strides, offset = tensors["self"].shape, tensors["self"].stride(), int(tensors["self"].storage_offset())
+    at = offset if storage_offset is None else storage_offset
+    room = max(offset + span(shape, strides), at + span(size, stride))
+    storage = torch.empty(room, dtype=x.dtype, device="meta")
+    mine = storage.as_strided(shape, strides, offset)
+    tracer().write(mine, x)
+    tracer().write(storage.as_strided(size, stride, at), hlo.convert(source, x.dtype))
+    return tracer().read(mine)
 
 
 # ---- gradients of views -----------------------------------------------------------------------------------------------

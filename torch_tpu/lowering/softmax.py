@@ -58,7 +58,9 @@ def softmax_backward(grad: Value, output: Value, dim: int, input_dtype: torch.dt
 
 
 @lower("_log_softmax_backward_data")
-def log_softmax_backward(grad: Value, output: Value, dim: int, input_dtype: torch.dtype, *, result: list[Type]) -> Value:
+def log_softmax_backward(
+    grad: Value, output: Value, dim: int, input_dtype: torch.dtype, *, result: list[Type]
+) -> Value:
     dtype = compute_dtype(grad.dtype)
     grad, output = hlo.convert(grad, dtype), hlo.convert(output, dtype)
     sum_ = spread(total(grad, _axis(output, dim), keepdim=True), output)
@@ -66,7 +68,7 @@ def log_softmax_backward(grad: Value, output: Value, dim: int, input_dtype: torc
 
 
 def _mask_like(mask: Value, x: Value, mask_type: int | None) -> Value:
-    """True where an entry is left out: mask type 0 is [L, L], 1 is [B, L] (padding of keys), 2 has the shape of ``x``."""
+    """True where an entry is left out; mask type 0 is [L, L], 1 is [B, L] (padded keys), 2 has the shape of ``x``."""
     if mask_type == 1 and mask.ndim == 2:
         return hlo.broadcast_in_dim(hlo.convert(mask, torch.bool), x.shape, [0, x.ndim - 1])
     return spread(hlo.convert(mask, torch.bool), x)
@@ -82,7 +84,9 @@ def masked_softmax(
 
 
 @lower("_masked_softmax_backward")
-def masked_softmax_backward(grad: Value, output: Value, mask: Value, dim: int | None = None, *, result: list[Type]) -> Value:
+def masked_softmax_backward(
+    grad: Value, output: Value, mask: Value, dim: int | None = None, *, result: list[Type]
+) -> Value:
     dtype = compute_dtype(grad.dtype)
     output = hlo.select(_mask_like(mask, output, None), 0, hlo.convert(output, dtype))
     gradient = _softmax_gradient(hlo.convert(grad, dtype), output, _axis(output, -1 if dim is None else dim))

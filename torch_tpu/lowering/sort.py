@@ -1,4 +1,7 @@
-"""Sorting and what follows from it: top-k, order statistics, binary search. NaN is the greatest value, ties keep their order."""
+"""Sorting and what follows from it: top-k, order statistics, binary search.
+
+NaN is the greatest value, and equal values keep their order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from torch_tpu.lowering.common import Scalar, ScalarOperand, as_value
-from torch_tpu.lowering.reduction import extreme_with_index, is_nan, largest, total
+from torch_tpu.lowering.reduction import extreme_with_index, is_nan, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
 from torch_tpu.stablehlo import Type, Value, ops as hlo
@@ -57,7 +60,9 @@ def sort_stable(x: Value, *, stable: bool | None, dim: int, descending: bool, re
 
 
 @lower("topk")
-def topk(x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, result: list[Type]) -> list[Value]:
+def topk(
+    x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, result: list[Type]
+) -> list[Value]:
     x, dim = _axis(x, dim)
     if largest and dim == x.ndim - 1 and x.dtype in (torch.float32, torch.bfloat16) and 0 < k < x.shape[dim]:
         # XLA's TopK compares in total order, where only a positive NaN is above infinity.
@@ -67,7 +72,7 @@ def topk(x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = T
     return _shaped([hlo.slice_dim(values, dim, 0, k), hlo.slice_dim(order, dim, 0, k)], result)
 
 
-# ---- order statistics -----------------------------------------------------------------------------------------------------
+# ---- order statistics ------------------------------------------------------------------------------------------------
 @lower("kthvalue")
 def kthvalue(x: Value, k: int, dim: int = -1, keepdim: bool = False, *, result: list[Type]) -> list[Value]:
     x, dim = _axis(x, dim)
@@ -119,7 +124,7 @@ def mode(x: Value, dim: int = -1, keepdim: bool = False, *, result: list[Type]) 
     return _shaped([take_along(values, at, dim), take_along(order, at, dim)], result)
 
 
-# ---- binary search --------------------------------------------------------------------------------------------------------
+# ---- binary search ---------------------------------------------------------------------------------------------------
 def _search(sequence: Value, x: Value, right: bool, sorter: Value | None) -> Value:
     """Insertion points (int32) of ``x`` [..., m] in the sorted last dimension of ``sequence`` [..., n]."""
     n, dim = sequence.shape[-1], sequence.ndim - 1
@@ -139,7 +144,10 @@ def _search(sequence: Value, x: Value, right: bool, sorter: Value | None) -> Val
 def _searched(sequence: Value, x: Scalar, right: bool, sorter: Value | None, result: Type) -> Value:
     """Compares in the promoted dtype; a one-dimensional sequence serves values of every shape."""
     sample = x.sample if isinstance(x, ScalarOperand) else x
-    kinds = [torch.empty(v.shape, dtype=v.dtype, device="meta") if isinstance(v, Value) else v for v in (sequence, sample)]
+    kinds = [
+        v if not isinstance(v, Value) else torch.empty(v.shape, dtype=v.dtype, device="meta")
+        for v in (sequence, sample)
+    ]
     dtype, _ = elementwise_dtypes(*kinds, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH)
     values = as_value(x, dtype, x.shape if isinstance(x, Value) else ())
     if 0 in result.shape or sequence.shape[-1] == 0:

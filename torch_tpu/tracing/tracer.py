@@ -233,7 +233,7 @@ class Tracer:
         finally:
             stack.pop()
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs PyTorch code on traced tensors inside this trace."""
         with self._mode:
             return function(*args, **kwargs)
