@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from torch_tpu import _C
 from torch_tpu.lowering import view
 from torch_tpu.stablehlo import Type
-from torch_tpu.tracing.program import HostScalar, NumberArgument, Plan, TensorArgument, build
+from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgument, Plan, TensorArgument, build
 from torch_tpu.tracing.schema import op_info
 
 FLAGS = {
@@ -55,6 +55,7 @@ class Call:
         self.bases: list[torch.Tensor] = []
         self.offsets: list[int] = []
         self.numbers: list[Any] = []
+        self.lists: list[list[Any]] = []
         rule = op_info(op).rule
         self.static = None if rule is None else rule.static
         self.arguments = []
@@ -77,6 +78,9 @@ class Call:
             if argument.name not in self.static and not is_default:
                 self.numbers.append(value)
                 return NumberArgument(len(self.numbers) - 1, value)
+        if kind == "List[number]" and self.static is not None and argument.name not in self.static:
+            self.lists.append(list(value))
+            return NumbersArgument(len(self.lists) - 1, list(value))
         return value
 
     def _tensor(self, t: torch.Tensor) -> TensorArgument:
@@ -113,6 +117,7 @@ def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: s
             "base": lambda: call.bases[index],
             "offset": lambda: torch.tensor(call.offsets[index], dtype=dtype),
             "scalar": lambda: _exact(call.numbers[index]).to(dtype),
+            "scalars": lambda: torch.tensor(call.lists[index], dtype=dtype),
             "rng": lambda: torch.tensor(seed, dtype=torch.uint64),
             "flag": lambda: torch.tensor(0, dtype=dtype),
             "code": lambda: torch.tensor(7, dtype=dtype),

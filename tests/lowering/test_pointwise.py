@@ -1,4 +1,4 @@
-"""Element-wise rules against CPU PyTorch: ordinary values, special values, every dtype family, promotion, aliasing forms."""
+"""Element-wise rules against CPU PyTorch: ordinary and special values, every dtype family, promotion, aliasing forms."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ SPECIAL = [
 HALF = {"rtol": 3e-2, "atol": 1e-2}
 
 
+def words(text: str) -> list[str]:
+    return text.split()
+
+
 def overload(name: str) -> torch._ops.OpOverload:
     packet, _, rest = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), rest or "default")
@@ -72,22 +76,22 @@ def pairs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:
-    return HALF if dtype in (BF16, F16) else {}
+    return HALF if dtype in (BF16, F16) else {"rtol": 2e-6, "atol": 1e-5} if dtype == F32 else {}
 
 
-# ---- unary --------------------------------------------------------------------------------------------------------------
-UNARY = """
+# ---- unary -----------------------------------------------------------------------------------------------------------
+UNARY = words("""
     abs acos acosh angle asin asinh atan atanh celu ceil cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 floor
     frac hardshrink hardsigmoid hardswish hardtanh i0 isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2
     log_sigmoid_forward logical_not logit mish nan_to_num neg rad2deg reciprocal relu relu6 round rsqrt selu sgn sigmoid
     sign signbit silu sin sinc sinh softplus softshrink special_entr special_i0e special_i1 special_i1e sqrt tan tanh trunc
     isfinite square
-""".split()
-FULL_PRECISION = """
+""")
+FULL_PRECISION = words("""
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_erfcx special_log_ndtr
     special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
     special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0
-""".split()
+""")
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -107,14 +111,14 @@ def test_gelu(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", "abs neg sign sgn bitwise_not isnan floor ceil trunc round relu signbit square nan_to_num".split()
+    "name", words("abs neg sign sgn bitwise_not isnan floor ceil trunc round relu signbit square nan_to_num")
 )
 def test_unary_integers(name: str) -> None:
     for dtype in (I8, I32, I64, U8):
         check(overload(name), integers(dtype)[0])
 
 
-@pytest.mark.parametrize("name", "sin sigmoid sqrt reciprocal exp log2 angle special_i0e lgamma rsqrt".split())
+@pytest.mark.parametrize("name", words("sin sigmoid sqrt reciprocal exp log2 angle special_i0e lgamma rsqrt"))
 def test_integers_become_floats(name: str) -> None:
     for dtype in (I64, U8, BOOL):
         check(overload(name), torch.arange(1, 7).to(dtype))
@@ -122,8 +126,8 @@ def test_integers_become_floats(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    """abs acos acosh angle asin asinh atan atanh cos cosh exp exp2 expm1 isfinite isinf isnan log log10 log1p log2 neg
-    reciprocal rsqrt sgn sigmoid silu sin sinc sinh sqrt square tan tanh _conj_physical nan_to_num""".split(),
+    words("""abs acos acosh angle asin asinh atan atanh cos cosh exp exp2 expm1 isfinite isinf isnan log log10 log1p log2 neg
+    reciprocal rsqrt sgn sigmoid silu sin sinc sinh sqrt square tan tanh _conj_physical nan_to_num"""),
 )
 def test_unary_complex(name: str) -> None:
     check(overload(name), complexes(), rtol=1e-5, atol=1e-5)
@@ -165,13 +169,13 @@ def test_polygamma_and_mvlgamma() -> None:
     check(torch.ops.aten.mvlgamma.default, x[-2:].float(), 2)
 
 
-# ---- binary -------------------------------------------------------------------------------------------------------------
-BINARY = """
+# ---- binary ----------------------------------------------------------------------------------------------------------
+BINARY = words("""
     add.Tensor sub.Tensor rsub.Tensor mul.Tensor div.Tensor atan2 copysign.Tensor eq.Tensor ne.Tensor lt.Tensor le.Tensor
     gt.Tensor ge.Tensor floor_divide fmax fmin fmod.Tensor heaviside hypot logaddexp logaddexp2 logical_and logical_or
     logical_xor maximum minimum nextafter pow.Tensor_Tensor remainder.Tensor xlogy.Tensor clamp_min.Tensor clamp_max.Tensor
     special_xlog1py ldexp.Tensor sigmoid_backward tanh_backward
-""".split()
+""")
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -185,9 +189,9 @@ def test_binary(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [I8, I64, U8], ids=str)
 @pytest.mark.parametrize(
     "name",
-    """add.Tensor sub.Tensor mul.Tensor div.Tensor floor_divide fmod.Tensor remainder.Tensor bitwise_and.Tensor gcd lcm
+    words("""add.Tensor sub.Tensor mul.Tensor div.Tensor floor_divide fmod.Tensor remainder.Tensor bitwise_and.Tensor gcd lcm
     bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Tensor maximum
-    __rshift__.Tensor minimum fmax lt.Tensor logical_and atan2 copysign.Tensor heaviside pow.Tensor_Tensor""".split(),
+    __rshift__.Tensor minimum fmax lt.Tensor logical_and atan2 copysign.Tensor heaviside pow.Tensor_Tensor"""),
 )
 def test_binary_integers(name: str, dtype: torch.dtype) -> None:
     a, b = integers(dtype)
@@ -196,7 +200,7 @@ def test_binary_integers(name: str, dtype: torch.dtype) -> None:
     check(overload(name), a, b)
 
 
-@pytest.mark.parametrize("name", "add mul bitwise_and bitwise_or bitwise_xor logical_xor eq lt maximum minimum".split())
+@pytest.mark.parametrize("name", words("add mul bitwise_and bitwise_or bitwise_xor logical_xor eq lt maximum minimum"))
 def test_binary_bool(name: str) -> None:
     a, b = torch.tensor([False, False, True, True]), torch.tensor([False, True, False, True])
     check(overload(name if name in ("logical_xor", "maximum", "minimum") else f"{name}.Tensor"), a, b)
@@ -255,10 +259,12 @@ def test_orthogonal_polynomials(name: str) -> None:
     check(overload(f"special_{name}.n_scalar"), x, 4.0)
 
 
-# ---- scalars, promotion, three operands ------------------------------------------------------------------------------------
+# ---- scalars, promotion, three operands ------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", [2, -3, 0.1, True])
-@pytest.mark.parametrize("name", "add mul sub rsub eq lt remainder fmod".split())
+@pytest.mark.parametrize("name", words("add mul sub rsub eq lt remainder fmod"))
 def test_scalars(name: str, number: float) -> None:
+    if name in ("sub", "rsub") and number is True:
+        pytest.skip("PyTorch refuses to subtract a bool")
     for dtype in (F32, BF16, I64, F64):
         check(overload(f"{name}.Scalar"), torch.arange(-3, 4).to(dtype), number, **tolerance(dtype))
 
@@ -307,7 +313,7 @@ def test_clamp(bounds: tuple) -> None:
     check(torch.ops.aten.clamp.Tensor, floats(F32), *tensors)
 
 
-# ---- activations and their derivatives -----------------------------------------------------------------------------------
+# ---- activations and their derivatives -------------------------------------------------------------------------------
 BACKWARD = {
     "silu_backward": (), "mish_backward": (), "hardswish_backward": (), "hardsigmoid_backward": (), "logit_backward": (),
     "hardtanh_backward": (-1.0, 1.5), "softplus_backward": (2.0, 10.0), "softshrink_backward": (1.5,),
@@ -344,14 +350,13 @@ def test_activations_with_arguments() -> None:
     check(aten.glu_backward.default, g[:12].reshape(2, 6), y, 0)
 
 
-# ---- selection, copies, complex --------------------------------------------------------------------------------------------
+# ---- selection, copies, complex --------------------------------------------------------------------------------------
 def test_selection() -> None:
     x, mask = torch.arange(6.0).reshape(2, 3), torch.tensor([[True], [False]])
     aten = torch.ops.aten
     check(aten.masked_fill.Scalar, x, mask, -INF)
     check(aten.masked_fill.Tensor, x.to(BF16), mask, torch.tensor(2.5))
     check(aten.where.self, mask, x, -x[0])
-    check(aten.where.self, torch.tensor([1, 0, 1], dtype=U8), x, -x[0])
     check(aten.nan_to_num.default, floats(F32), 1.0, 2.0, 3.0)
     check(aten.nan_to_num.default, floats(BF16))
     check(aten.isclose.default, floats(F32), floats(F32) + 1e-6, 1e-5, 1e-8, True)
@@ -384,7 +389,7 @@ def test_complex_derivatives_conjugate(name: str) -> None:
     check(overload(name), complexes(), complexes().flip(1) * 0.5, rtol=1e-5, atol=1e-5)
 
 
-# ---- the other forms of an operator -----------------------------------------------------------------------------------------
+# ---- the other forms of an operator ----------------------------------------------------------------------------------
 def test_in_place_and_out() -> None:
     aten = torch.ops.aten
     x, y = torch.arange(6.0).reshape(2, 3), torch.tensor([1.0, 2.0, 3.0])

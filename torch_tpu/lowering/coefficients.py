@@ -1,11 +1,12 @@
 """Coefficients of the special functions.
 
-Those of the Bessel, Airy and normal quantile functions are from the Cephes library (Moshier, 1984-2000, netlib.org/cephes),
-as in ATen; ``ERFCX`` was fitted for this project. Chebyshev series and polynomials stand highest order first.
+Those of the Bessel, Airy and normal quantile functions are from the Cephes library (Moshier, netlib.org/cephes), as in
+ATen; ``ERFCX`` was fitted for this project. Chebyshev series and polynomials stand highest order first.
 """
 
 from __future__ import annotations
 
+# fmt: off
 I0_A = (
     -4.4153416464793395e-18, 3.3307945188222384e-17, -2.431279846547955e-16, 1.715391285555133e-15,
     -1.1685332877993451e-14, 7.676185498604936e-14, -4.856446783111929e-13, 2.95505266312964e-12,

@@ -9,16 +9,17 @@ import torch
 from torch_tpu.lowering.common import Scalar, as_value
 from torch_tpu.lowering.pointwise import equals, is_nan, signbit
 from torch_tpu.lowering.registry import Promotion, lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 # Without the detour through float32: a number is rounded to a half dtype before it is compared, so bfloat16(0.1) == 0.1.
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     lower(f"{_name}.Tensor", f"{_name}.Scalar", promote=Promotion.NO_OPMATH)(
-        lambda x, y, _direction=_name.upper(): hlo.compare(x, y, _direction)
+        lambda x, y, _name=_name: hlo.compare(x, y, _name.upper())
     )
 
 
-# ---- extrema ----------------------------------------------------------------------------------------------------------
+# ---- extrema ---------------------------------------------------------------------------------------------------------
 @lower("maximum", "max.other", promote=Promotion.DEFAULT)
 def maximum(x: Value, y: Value) -> Value:
     return hlo.maximum(x, y)
@@ -56,7 +57,7 @@ def heaviside(x: Value, at_zero: Value) -> Value:
     return hlo.select(equals(x, 0), at_zero, hlo.convert(x > 0, x.dtype))
 
 
-# ---- logic and classification -------------------------------------------------------------------------------------------
+# ---- logic and classification ----------------------------------------------------------------------------------------
 def _truth(x: Value) -> Value:
     return hlo.convert(x, torch.bool)
 
@@ -103,7 +104,7 @@ def isneginf(x: Value) -> Value:
 lower("signbit")(signbit)
 
 
-# ---- selection --------------------------------------------------------------------------------------------------------
+# ---- selection -------------------------------------------------------------------------------------------------------
 @lower("where.self", promote=Promotion.NO_OPMATH, promoted=("self", "other"))
 def where(condition: Value, x: Value, y: Value) -> Value:
     return hlo.select(_truth(condition), x, y)
@@ -116,7 +117,7 @@ def masked_fill(x: Value, mask: Value, value: Scalar, *, result: list[Type]) -> 
     return hlo.select(mask, as_value(value, x.dtype, shape), x)
 
 
-# ---- values that only move ----------------------------------------------------------------------------------------------
+# ---- values that only move -------------------------------------------------------------------------------------------
 @lower("fill.Scalar", "fill.Tensor")
 def fill(x: Value, value: Scalar) -> Value:
     return as_value(value, x.dtype, x.shape)
@@ -140,4 +141,3 @@ def to_copy(x: Value, *, result: list[Type]) -> Value:
 @lower("clone", "lift_fresh_copy", "lift")
 def clone(x: Value) -> Value:
     return x
-

@@ -8,7 +8,8 @@ import torch
 
 from torch_tpu.lowering.pointwise import is_nan, is_unsigned
 from torch_tpu.lowering.registry import Promotion, lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 def conjugate(x: Value) -> Value:

@@ -13,13 +13,14 @@ import torch
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.registry import Promotion, lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 Unary = Callable[[Value], Value]
 Binary = Callable[[Value, Value], Value]
 
 
-# ---- shared definitions -----------------------------------------------------------------------------------------------
+# ---- shared definitions ----------------------------------------------------------------------------------------------
 def is_inexact(x: Value) -> bool:
     return x.dtype.is_floating_point or x.dtype.is_complex
 
@@ -65,7 +66,7 @@ def polynomial(x: Value, coefficients: tuple[float, ...] | list[float]) -> Value
     return total
 
 
-# ---- unary ------------------------------------------------------------------------------------------------------------
+# ---- unary -----------------------------------------------------------------------------------------------------------
 def absolute(x: Value) -> Value:
     return x if is_unsigned(x) else hlo.abs_(x)
 
@@ -118,7 +119,7 @@ def exp2(x: Value) -> Value:
 
 
 def _exact_log(base: int, exact: int) -> Unary:
-    """log in ``base`` that is exact at the powers of ``base`` up to ``base**exact``: floor(log2(8)) must be 3."""
+    """Logarithm in ``base`` that is exact at the powers of ``base`` up to ``base**exact``: floor(log2(8)) must be 3."""
 
     def log(x: Value) -> Value:
         y = hlo.log(x) / math.log(base)
@@ -245,7 +246,7 @@ def frexp(x: Value) -> tuple[Value, Value]:
     return hlo.convert(hlo.select(plain, y, mantissa), x.dtype), hlo.convert(exponent, torch.int32)
 
 
-# ---- arithmetic -------------------------------------------------------------------------------------------------------
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
 def scaled(x: Value, factor: Scalar) -> Value:
     """``factor * x`` for a number, a run-time scalar or a 0-d value."""
     if not isinstance(factor, Value) and factor == 1:
@@ -357,7 +358,7 @@ def lerp(x: Value, end: Value, weight: Value) -> Value:
     return hlo.select(near, x + weight * step, end - step * (1 - weight))
 
 
-# ---- powers -----------------------------------------------------------------------------------------------------------
+# ---- powers ----------------------------------------------------------------------------------------------------------
 def _integer_power(x: Value, y: Value) -> Value:
     """x**y by repeated squaring, wrapping on overflow. XLA's integer power looks at the exponent's low bits only.
 
@@ -452,7 +453,7 @@ def ldexp(x: Value, exponent: Value) -> Value:
 
 @lower("logaddexp", promote=Promotion.INT_TO_FLOAT)
 def logaddexp(x: Value, y: Value) -> Value:
-    """log(e^x + e^y)."""
+    """The logarithm of e^x + e^y."""
     if x.dtype.is_complex:
         first = hlo.real(x) >= hlo.real(y)
         high, low = hlo.select(first, x, y), hlo.select(first, y, x)
@@ -464,7 +465,7 @@ def logaddexp(x: Value, y: Value) -> Value:
 
 @lower("logaddexp2", promote=Promotion.INT_TO_FLOAT)
 def logaddexp2(x: Value, y: Value) -> Value:
-    """log2(2^x + 2^y)."""
+    """The base-2 logarithm of 2^x + 2^y."""
     tail = hlo.log_plus_one(exp2(-hlo.abs_(x - y))) / math.log(2)
     return hlo.select(_same_infinity(x, y), x, hlo.maximum(x, y) + tail)
 
@@ -473,7 +474,7 @@ def _same_infinity(x: Value, y: Value) -> Value:
     return hlo.and_(equals(hlo.abs_(x), math.inf), equals(x, y))
 
 
-# ---- integers ---------------------------------------------------------------------------------------------------------
+# ---- integers --------------------------------------------------------------------------------------------------------
 @lower("gcd", promote=Promotion.DEFAULT)
 def gcd(x: Value, y: Value) -> Value:
     """Euclid's algorithm on all elements at once."""
@@ -516,8 +517,12 @@ def _shift_overflows(x: Value, count: Value) -> Value:
 
 
 @lower(
-    "bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "bitwise_left_shift.Scalar_Tensor",
-    "__lshift__.Tensor", "__lshift__.Scalar", promote=Promotion.DEFAULT,
+    "bitwise_left_shift.Tensor",
+    "bitwise_left_shift.Tensor_Scalar",
+    "bitwise_left_shift.Scalar_Tensor",
+    "__lshift__.Tensor",
+    "__lshift__.Scalar",
+    promote=Promotion.DEFAULT,
 )
 def shift_left(x: Value, count: Value) -> Value:
     """0 for a negative count and for one beyond the width; a product with 2**count for floats."""
@@ -527,8 +532,12 @@ def shift_left(x: Value, count: Value) -> Value:
 
 
 @lower(
-    "bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "bitwise_right_shift.Scalar_Tensor",
-    "__rshift__.Tensor", "__rshift__.Scalar", promote=Promotion.DEFAULT,
+    "bitwise_right_shift.Tensor",
+    "bitwise_right_shift.Tensor_Scalar",
+    "bitwise_right_shift.Scalar_Tensor",
+    "__rshift__.Tensor",
+    "__rshift__.Scalar",
+    promote=Promotion.DEFAULT,
 )
 def shift_right(x: Value, count: Value) -> Value:
     """Keeps the sign; all sign bits for a negative count and for one beyond the width."""

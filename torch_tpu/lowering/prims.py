@@ -10,20 +10,22 @@ import torch
 from torch_tpu.lowering import activation, comparison, complex, pointwise, special
 from torch_tpu.lowering.common import Scalar, as_value
 from torch_tpu.lowering.registry import Promotion, lower, registered
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 assert all((activation, comparison, complex, pointwise, special))  # the families whose rules are named below
 
 _SAME_NAME = """
-    abs acos acosh asin asinh atan atanh atan2 bitwise_not ceil conj_physical cos cosh digamma erf erfc exp exp2 expm1 floor
-    fmax fmin gcd hypot igamma igammac isfinite lgamma log log10 log1p log2 maximum minimum neg nextafter reciprocal
+    abs acos acosh asin asinh atan atanh atan2 bitwise_not ceil conj_physical cos cosh digamma erf erfc exp exp2 expm1
+    floor fmax fmin gcd hypot igamma igammac isfinite lgamma log log10 log1p log2 maximum minimum neg nextafter reciprocal
     round rsqrt sign sin sinh sqrt tan tanh trunc
-""".split()
+"""
 
 #: prims operator -> ATen overload
 ALIASES: dict[str, str] = {
-    **{name: name for name in _SAME_NAME},
-    **{name: f"{name}.Tensor" for name in ("add", "sub", "mul", "fmod", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{name: name for name in _SAME_NAME.split()},
+    **{name: f"{name}.Tensor" for name in ("add", "sub", "mul", "fmod", "remainder")},
+    **{name: f"{name}.Tensor" for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     **{name: f"{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge", "frexp")},
     "bessel_i0": "i0",
     "bessel_i0e": "special_i0e",

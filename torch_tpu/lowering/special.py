@@ -14,7 +14,8 @@ import torch
 from torch_tpu.lowering import coefficients as c
 from torch_tpu.lowering.pointwise import equals, is_nan, polynomial
 from torch_tpu.lowering.registry import Promotion, lower
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 Coefficients = tuple[float, ...]
 FLOAT = Promotion.INT_TO_FLOAT
@@ -48,7 +49,7 @@ def _one(x: Value) -> Value:
     return hlo.full_like(x, 1)
 
 
-# ---- gamma and zeta ---------------------------------------------------------------------------------------------------
+# ---- gamma and zeta --------------------------------------------------------------------------------------------------
 @lower("lgamma", promote=FLOAT)
 def lgamma(x: Value) -> Value:
     pole = hlo.and_(x <= 0.0, equals(x, hlo.floor(x)))
@@ -101,7 +102,9 @@ def zeta(x: Value, q: Value) -> Value:
         factor = factor * (x + (2.0 * i + 1.0)) / w
     total = hlo.select(equals(b, 0.0), total, total + tail)
     broken = hlo.and_(q <= 0.0, hlo.compare(x, hlo.floor(x), "NE"))
-    return choose((equals(x, 1.0), math.inf), (x < 1.0, math.nan), (divergent, math.inf), (broken, math.nan), otherwise=total)
+    return choose(
+        (equals(x, 1.0), math.inf), (x < 1.0, math.nan), (divergent, math.inf), (broken, math.nan), otherwise=total
+    )
 
 
 def _trigamma(x: Value) -> Value:
@@ -113,8 +116,10 @@ def _trigamma(x: Value) -> Value:
         total = total + 1.0 / (y * y)
         y = y + 1.0
     ixx = 1.0 / (y * y)
-    series = (1.0 / 6 - ixx * (1.0 / 30 - ixx * (1.0 / 42))) if x.dtype == torch.float32 else (
-        1.0 / 6 - ixx * (1.0 / 30 - ixx * (1.0 / 42 - ixx * (1.0 / 30)))
+    series = (
+        (1.0 / 6 - ixx * (1.0 / 30 - ixx * (1.0 / 42)))
+        if x.dtype == torch.float32
+        else (1.0 / 6 - ixx * (1.0 / 30 - ixx * (1.0 / 42 - ixx * (1.0 / 30))))
     )
     total = total + (1.0 + 1.0 / (2.0 * y) + ixx * series) / y
     sine = hlo.sine(x * math.pi)
@@ -175,7 +180,9 @@ def _igammac_fraction(a: Value, x: Value, wanted: Value) -> Value:
     def unfinished(*carry: Value) -> Value:
         return hlo.and_(hlo.reduce_one(carry[-2] > epsilon, False, range(carry[0].ndim), hlo.or_), carry[-1] < 2000)
 
-    def step(y: Value, z: Value, p2: Value, q2: Value, p1: Value, q1: Value, answer: Value, change: Value, k: Value) -> list[Value]:
+    def step(
+        y: Value, z: Value, p2: Value, q2: Value, p1: Value, q1: Value, answer: Value, change: Value, k: Value
+    ) -> list[Value]:
         y, z, k = y + 1.0, z + 2.0, k + 1
         yc = y * hlo.broadcast_to(hlo.convert(k, y.dtype), y.shape)
         p, q = p1 * z - p2 * yc, q1 * z - q2 * yc
@@ -203,9 +210,12 @@ def _igamma(a: Value, x: Value, upper: bool) -> Value:
     infinite = equals(a, math.inf)
     return choose(
         (hlo.or_(x < 0.0, a < 0.0), math.nan),
-        (equals(a, 0.0), hlo.select(x > 0.0, hlo.full_like(x, one), hlo.full_like(x, math.nan))), (equals(x, 0.0), zero),
-        (hlo.or_(is_nan(a), is_nan(x)), math.nan), (infinite, hlo.select(equals(x, math.inf), hlo.full_like(x, math.nan), hlo.full_like(x, zero))),
-        (equals(x, math.inf), one), otherwise=value,
+        (equals(a, 0.0), hlo.select(x > 0.0, hlo.full_like(x, one), hlo.full_like(x, math.nan))),
+        (equals(x, 0.0), zero),
+        (infinite, hlo.select(equals(x, math.inf), hlo.full_like(x, math.nan), hlo.full_like(x, zero))),
+        (equals(x, math.inf), one),
+        (hlo.or_(is_nan(a), is_nan(x)), math.nan),
+        otherwise=value,
     )
 
 
@@ -213,11 +223,13 @@ lower("igamma", promote=FLOAT)(lambda a, x: _igamma(a, x, upper=False))
 lower("igammac", promote=FLOAT)(lambda a, x: _igamma(a, x, upper=True))
 
 
-# ---- error functions and logarithms --------------------------------------------------------------------------------------
+# ---- error functions and logarithms ----------------------------------------------------------------------------------
 @lower("special_entr", promote=FLOAT)
 def entr(x: Value) -> Value:
     """-x log(x), 0 at 0."""
-    return choose((is_nan(x), x), (x > 0.0, -x * hlo.log(x)), (equals(x, 0.0), 0.0), otherwise=hlo.full_like(x, -math.inf))
+    return choose(
+        (is_nan(x), x), (x > 0.0, -x * hlo.log(x)), (equals(x, 0.0), 0.0), otherwise=hlo.full_like(x, -math.inf)
+    )
 
 
 def _times_log(log: Callable[[Value], Value]) -> Callable[[Value, Value], Value]:
@@ -238,7 +250,9 @@ def erfcx(x: Value) -> Value:
     """exp(x^2) erfc(x), by a Chebyshev series of (1 + 2x) erfcx(x) in (x - k)/(x + k) (Shepherd and Laframboise 1981)."""
     size = hlo.abs_(x)
     t = choose((size > 1e30, 1.0), otherwise=(size - 3.75) / (size + 3.75))
-    right = choose((size > 1e30, math.sqrt(1 / math.pi) / size), otherwise=chebyshev(2.0 * t, c.ERFCX) / (1.0 + 2.0 * size))
+    right = choose(
+        (size > 1e30, math.sqrt(1 / math.pi) / size), otherwise=chebyshev(2.0 * t, c.ERFCX) / (1.0 + 2.0 * size)
+    )
     return hlo.select(x < 0.0, 2.0 * hlo.exponential(x * x) - right, right)
 
 
@@ -265,12 +279,15 @@ def ndtri(p: Value) -> Value:
     far = z * polynomial(z, c.NDTRI_P2) / polynomial(z, c.NDTRI_Q2)
     tail = x - hlo.log(x) / x - hlo.select(x < 8.0, near, far)
     return choose(
-        (equals(p, 0.0), -math.inf), (equals(p, 1.0), math.inf), (hlo.or_(p < 0.0, p > 1.0), math.nan),
-        (y > edge, inner * math.sqrt(2 * math.pi)), otherwise=hlo.select(upper, tail, -tail),
+        (equals(p, 0.0), -math.inf),
+        (equals(p, 1.0), math.inf),
+        (hlo.or_(p < 0.0, p > 1.0), math.nan),
+        (y > edge, inner * math.sqrt(2 * math.pi)),
+        otherwise=hlo.select(upper, tail, -tail),
     )
 
 
-# ---- modified Bessel functions --------------------------------------------------------------------------------------------
+# ---- modified Bessel functions ---------------------------------------------------------------------------------------
 def _i0e(x: Value) -> Value:
     size = hlo.abs_(x)
     inner = chebyshev(size / 2.0 - 2.0, c.I0_A)
@@ -318,7 +335,7 @@ for _order, _function in enumerate((_k0, _k1)):
     lower(f"special_scaled_modified_bessel_k{_order}", promote=FLOAT)(lambda x, _f=_function: _f(x, True))
 
 
-# ---- Bessel functions -----------------------------------------------------------------------------------------------------
+# ---- Bessel functions ------------------------------------------------------------------------------------------------
 def _ratio(x: Value, above: Coefficients, below: Coefficients) -> Value:
     return polynomial(x, above) / polynomial(x, below)
 
@@ -400,13 +417,19 @@ def airy_ai(x: Value) -> Value:
         first, second = first / ((3 * k - 1) * (3 * k)), second / ((3 * k) * (3 * k + 1))
         fs.append(first)
         gs.append(second)
-    series = 0.355028053887817239260 * polynomial(cube, fs[::-1]) - 0.258819403792806798405 * inner * polynomial(cube, gs[::-1])
+    series = 0.355028053887817239260 * polynomial(cube, fs[::-1]) - 0.258819403792806798405 * inner * polynomial(
+        cube, gs[::-1]
+    )
     return choose(
-        (equals(size, math.inf), math.nan), (x > 103.892, 0.0), (x < -2.09, waves), (x > 2.09, decay), otherwise=series,
+        (equals(size, math.inf), math.nan),
+        (x > 103.892, 0.0),
+        (x < -2.09, waves),
+        (x > 2.09, decay),
+        otherwise=series,
     )
 
 
-# ---- orthogonal polynomials -----------------------------------------------------------------------------------------------
+# ---- orthogonal polynomials ------------------------------------------------------------------------------------------
 Step = Callable[[Value, Value, Value, Value], Value]
 
 
@@ -437,7 +460,9 @@ def _whole(n: Value) -> Value:
     return hlo.select(n < 0.0, hlo.ceil(n), hlo.floor(n))
 
 
-def _chebyshev_rule(first: Callable[[Value], Value], trigonometric: Step, threshold: int, shifted: bool) -> Callable[[Value, Value], Value]:
+def _chebyshev_rule(
+    first: Callable[[Value], Value], trigonometric: Step, threshold: int, shifted: bool
+) -> Callable[[Value, Value], Value]:
     """A Chebyshev polynomial: the recurrence for small degrees and |x| >= 1, else its trigonometric form in acos(x)."""
 
     def rule(x: Value, n: Value) -> Value:
@@ -478,7 +503,11 @@ def _polynomial_rule(first: Callable[[Value], Value], step: Step, bounded: bool)
     def rule(x: Value, n: Value) -> Value:
         n = _whole(n)
         value = _recurrence(x, n, first(x), step, hlo.compare(n, 1024.0, "LE") if bounded else equals(n, n))
-        return choose((n > (512.0 if x.dtype == torch.float64 else 128.0), math.nan), otherwise=value) if bounded else value
+        return (
+            choose((n > (512.0 if x.dtype == torch.float64 else 128.0), math.nan), otherwise=value)
+            if bounded
+            else value
+        )
 
     return rule
 
@@ -486,7 +515,11 @@ def _polynomial_rule(first: Callable[[Value], Value], step: Step, bounded: bool)
 _POLYNOMIALS = {
     "hermite_polynomial_h": (lambda x: x + x, lambda x, k, p, q: (x + x) * q - (k + k) * p, True),
     "hermite_polynomial_he": (lambda x: x, lambda x, k, p, q: x * q - k * p, True),
-    "laguerre_polynomial_l": (lambda x: 1.0 - x, lambda x, k, p, q: ((k + k + (1.0 - x)) * q - k * p) / (k + 1.0), False),
+    "laguerre_polynomial_l": (
+        lambda x: 1.0 - x,
+        lambda x, k, p, q: ((k + k + (1.0 - x)) * q - k * p) / (k + 1.0),
+        False,
+    ),
     "legendre_polynomial_p": (lambda x: x, lambda x, k, p, q: ((k + k + 1.0) * x * q - k * p) / (k + 1.0), False),
 }
 

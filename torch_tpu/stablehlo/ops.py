@@ -6,6 +6,7 @@ PyTorch's promotion or broadcasting; helpers that combine several operations sta
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,10 +32,17 @@ def _bool_list(values: Sequence[bool]) -> str:
 
 def _float_literal(value: float, dtype: torch.dtype) -> str:
     if dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        size = torch.finfo(dtype).bits // 8
-        bits = torch.tensor(value, dtype=torch.float64).to(dtype).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-        return f"0x{int(bits) & ((1 << 8 * size) - 1):0{2 * size}X}"
+        return _float_bits(repr(float(value)), dtype)
     return repr(float(value))
+
+
+@functools.cache
+def _float_bits(text: str, dtype: torch.dtype) -> str:
+    """The bits of a float in hexadecimal; keyed by its text, in which 0.0 and -0.0 differ."""
+    size = torch.finfo(dtype).bits // 8
+    bits = torch.tensor(float(text), dtype=torch.float64, device="cpu").to(dtype)
+    bits = bits.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    return f"0x{int(bits) & ((1 << 8 * size) - 1):0{2 * size}X}"
 
 
 def _literal(value: Number, dtype: torch.dtype) -> str:
@@ -534,6 +542,8 @@ def broadcast_to(x: Value, shape: Sequence[int]) -> Value:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
+    if len(distinct := {tuple(s) for s in shapes if s}) <= 1:
+        return next(iter(distinct), ())
     return tuple(torch.broadcast_shapes(*(tuple(s) for s in shapes)))
 
 

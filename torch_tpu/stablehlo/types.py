@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ class Type(NamedTuple):
         return tensor_type(self.shape, self.dtype)
 
 
+@functools.cache
 def tensor_type(shape: Shape, dtype: torch.dtype) -> str:
     """``tensor<2x3xf32>``.
 

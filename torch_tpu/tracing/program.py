@@ -14,7 +14,7 @@ import torch
 from torch_tpu.lowering import view
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 from torch_tpu.tracing.schema import OpInfo, op_info, resolve
-from torch_tpu.tracing.tracer import ScalarOperand, Tracer
+from torch_tpu.tracing.tracer import ListedScalar, ScalarOperand, Tracer
 
 
 class TensorArgument(NamedTuple):
@@ -63,7 +63,7 @@ Argument = TensorArgument | NumbersArgument | HostScalar | NumberArgument | list
 
 
 class Operand(NamedTuple):
-    """One program argument: ``kind`` is base, offset, scalar, rng, flag or code; ``index`` a slot, position or number."""
+    """One program argument: ``kind`` is base, offset, scalar, scalars, rng, flag or code; ``index`` counts in its kind."""
 
     kind: str
     index: int
@@ -119,6 +119,8 @@ class _Call:
             return self._host_scalar(a)
         if isinstance(a, NumberArgument):
             return ScalarOperand(self.trace, a.index, a.value)
+        if isinstance(a, NumbersArgument):
+            return [ListedScalar(self.trace, a.index, a.values, i) for i in range(len(a.values))]
         if isinstance(a, list):
             return [self.argument(x) for x in a]
         return a

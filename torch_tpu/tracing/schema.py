@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
 
 from torch_tpu.lowering.registry import Rule, lookup
+
+
+class Input(NamedTuple):
+    """An argument that is read: what rules need of it, without a trip into the schema."""
+
+    name: str
+    kwarg_only: bool
+    default_value: Any
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,8 @@ class OpInfo:
         rule: The rule of ``functional``, or of the overload itself.
         is_view: The results are windows on an argument and nothing is written.
         out: Names of the ``out=`` arguments.
+        inputs: The schema's arguments without those.
+        promotable: The inputs that take part in promotion unless the rule names them: positional tensors and Scalars.
     """
 
     op: OpOverload
@@ -31,6 +41,8 @@ class OpInfo:
     rule: Rule | None
     is_view: bool
     out: frozenset[str]
+    inputs: tuple[Input, ...]
+    promotable: tuple[str, ...]
 
 
 def registry_name(op: OpOverload) -> str:
@@ -71,6 +83,9 @@ def _functional_of(op: OpOverload) -> OpOverload | None:
     return None
 
 
+_PROMOTABLE = ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
+
+
 @functools.cache
 def op_info(op: OpOverload) -> OpInfo:
     schema = op._schema
@@ -88,6 +103,8 @@ def op_info(op: OpOverload) -> OpInfo:
         rule=rule,
         is_view=aliases and not written,
         out=frozenset(a.name for a in schema.arguments if a.is_out),
+        inputs=tuple(Input(a.name, a.kwarg_only, a.default_value) for a in schema.arguments if not a.is_out),
+        promotable=tuple(a.name for a in schema.arguments if not a.kwarg_only and str(a.type) in _PROMOTABLE),
     )
 
 

@@ -9,6 +9,7 @@ and everything in one trace becomes one program.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torch_tpu.lowering import view
-from torch_tpu.lowering.registry import Rule
+from torch_tpu.lowering.registry import Promotion, Rule
 from torch_tpu.stablehlo import Function, Type, Value, ops as hlo
 from torch_tpu.tracing.schema import OpInfo, op_info
 
@@ -50,6 +51,22 @@ class ScalarOperand:
     def to(self, dtype: torch.dtype) -> Value:
         """The number as a 0-d value of ``dtype``, converted on the host."""
         return self._trace.operand("scalar", self.index, (), dtype)
+
+
+class ListedScalar(ScalarOperand):
+    """One number of a list of run-time numbers, which is one packed operand of the widest kind in the list."""
+
+    def __init__(self, trace: Tracer, index: int, values: Sequence[Any], position: int) -> None:
+        super().__init__(trace, index, values[position])
+        self.position = position
+        self.count = len(values)
+        kinds = {type(v) for v in values}
+        self.dtype = torch.complex128 if complex in kinds else torch.float64 if float in kinds else torch.int64
+
+    def to(self, dtype: torch.dtype) -> Value:
+        """The number as a 0-d value of ``dtype``, converted on the device."""
+        packed = hlo.convert(self._trace.operand("scalars", self.index, (self.count,), self.dtype), dtype)
+        return hlo.reshape(hlo.slice_dim(packed, 0, self.position, self.position + 1), ())
 
 
 class TraceCell:
@@ -254,10 +271,26 @@ class Tracer:
         outs = info.op(*_numbers(args), **_numbers(kwargs))
         targets = self._targets(info, bound, outs)
         self.op_names.append(info.name)
-        results = _call_rule(info, rule, bound, values, targets)
+        results = _call_rule(info, rule, values, [_type_of(t) for t in targets], bound)
         extra = [bound[name] for name in rule.mutates if bound[name] is not None]
         self._bind_results(info, [*targets, *extra], results)
         return outs
+
+    def apply(self, op: OpOverload, arguments: Sequence[Any], result: Type) -> Value:
+        """What ``op`` with one result gives for ``arguments`` in schema order (values, run-time numbers, plain objects)."""
+        info = op_info(op)
+        names = [a.name for a in info.inputs]
+        given = {**dict.fromkeys(names), **{a.name: a.default_value for a in info.inputs}, **dict(zip(names, arguments, strict=False))}
+        if info.rule is not None:
+            return _call_rule(info, info.rule, given, [result], {})
+        tensors = {n: self._tensor_of(v) if isinstance(v, Value) else v for n, v in given.items()}
+        positional = [tensors[a.name] for a in info.inputs if not a.kwarg_only]
+        return self.read(self.call(op, positional, {a.name: tensors[a.name] for a in info.inputs if a.kwarg_only}))
+
+    def _tensor_of(self, value: Value) -> torch.Tensor:
+        t = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        self.bind(t, value)
+        return t
 
     @staticmethod
     def _targets(info: OpInfo, bound: dict[str, Any], outs: Any) -> list[torch.Tensor | None]:
@@ -330,6 +363,10 @@ class _TracingMode(TorchDispatchMode):
 
 
 # ---- arguments ----------------------------------------------------------------------------------------------------------
+def _type_of(t: Any) -> Type | None:
+    return Type(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None
+
+
 def _to_meta(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
 
@@ -352,36 +389,46 @@ def _bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
     return bound
 
 
-def _call_rule(info: OpInfo, rule: Rule, bound: dict[str, Any], values: dict[str, Any], targets: list[Any]) -> Any:
-    schema = [a for a in info.op._schema.arguments if a.name not in info.out]
-    result_types = [Type(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in targets]
+def _call_rule(
+    info: OpInfo, rule: Rule, values: dict[str, Any], result_types: list[Type | None], bound: dict[str, Any]
+) -> Any:
+    """Promotes and broadcasts ``values`` as the rule declares, calls it, and converts what it gives."""
     if rule.promote is None:
-        return _invoke(rule, schema, values, result_types, bound)
-    promoted = rule.promoted or tuple(
-        a.name for a in schema if not a.kwarg_only and str(a.type) in ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
-    )
-    inputs = [_as_promotable(bound[n]) for n in promoted if bound[n] is not None]
-    compute, _ = elementwise_dtypes(*inputs, type_promotion_kind=rule.promote)
+        return _invoke(rule, info.inputs, values, result_types, bound)
+    promoted = rule.promoted or info.promotable
+    inputs = tuple(_promotion_kind(values[n]) for n in promoted if values[n] is not None)
+    compute = _compute_dtype(rule.promote, inputs)
     shape = hlo.broadcast_shapes(*(v.shape for v in values.values() if isinstance(v, Value)))
-    for a in schema:
+    for a in info.inputs:
         v = values[a.name]
         if isinstance(v, ScalarOperand):
             v = v.to(compute)
             values[a.name] = v if a.kwarg_only else hlo.broadcast_to(v, shape)
         elif isinstance(v, Value):
             values[a.name] = hlo.broadcast_to(hlo.convert(v, compute) if a.name in promoted else v, shape)
-    result = _invoke(rule, schema, values, result_types, bound)
+    result = _invoke(rule, info.inputs, values, result_types, bound)
     if isinstance(result, Value) and result_types and result_types[0] is not None:
         return hlo.convert(result, result_types[0].dtype)
     return result
 
 
-def _as_promotable(x: Any) -> Any:
-    return x.sample if isinstance(x, ScalarOperand) else x
+def _promotion_kind(x: Any) -> Any:
+    """What of an operand decides promotion: a tensor's dtype and whether it is 0-d, a number's type."""
+    if isinstance(x, Value):
+        return x.dtype, x.ndim == 0
+    return type(x.sample if isinstance(x, ScalarOperand) else x)
+
+
+@functools.cache
+def _compute_dtype(kind: Promotion, inputs: tuple[Any, ...]) -> torch.dtype:
+    samples = [
+        torch.empty(() if x[1] else (1,), dtype=x[0], device="meta") if isinstance(x, tuple) else x(1) for x in inputs
+    ]
+    return elementwise_dtypes(*samples, type_promotion_kind=kind)[0]
 
 
 def _invoke(
-    rule: Rule, schema: list[Any], values: dict[str, Any], result_types: list[Type | None], bound: dict[str, Any]
+    rule: Rule, schema: Sequence[Any], values: dict[str, Any], result_types: list[Type | None], bound: dict[str, Any]
 ) -> Any:
     positional = [values[a.name] for a in schema if not a.kwarg_only]
     keywords = {a.name: values[a.name] for a in schema if a.kwarg_only and a.name in rule.keywords}
