@@ -91,7 +91,7 @@ class Call:
         if view.is_dense(sizes, strides) and t.numel() == count:
             order = [*view.memory_order(sizes, strides)]
             shape = sizes if strides == view.contiguous_strides(sizes) else tuple(sizes[i] for i in order)
-        chain = view.chain_of(count, sizes, strides)
+        chain = view.chain_of(sizes, strides)
         fits = chain is not None and 0 not in sizes and chain.fits(t.storage_offset())
         self.bases.append(flat.reshape(shape))
         self.offsets.append(t.storage_offset())

@@ -1,4 +1,4 @@
-"""Element-wise rules against CPU PyTorch: ordinary and special values, every dtype family, promotion, aliasing forms."""
+"""Element-wise rules against CPU PyTorch: ordinary and special values, dtype families, promotion, aliasing forms."""
 
 from __future__ import annotations
 
@@ -80,18 +80,23 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 
 
 # ---- unary -----------------------------------------------------------------------------------------------------------
-UNARY = words("""
-    abs acos acosh angle asin asinh atan atanh celu ceil cos cosh deg2rad digamma elu erf erfc erfinv exp exp2 expm1 floor
-    frac hardshrink hardsigmoid hardswish hardtanh i0 isinf isnan isneginf isposinf leaky_relu lgamma log log10 log1p log2
-    log_sigmoid_forward logical_not logit mish nan_to_num neg rad2deg reciprocal relu relu6 round rsqrt selu sgn sigmoid
-    sign signbit silu sin sinc sinh softplus softshrink special_entr special_i0e special_i1 special_i1e sqrt tan tanh trunc
-    isfinite square
-""")
-FULL_PRECISION = words("""
-    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_erfcx special_log_ndtr
-    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
-    special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0
-""")
+UNARY = words(
+    """
+        abs acos acosh angle asin asinh atan atanh celu ceil cos cosh deg2rad digamma elu erf erfc erfinv exp
+        exp2 expm1 floor frac hardshrink hardsigmoid hardswish hardtanh i0 isinf isnan isneginf isposinf
+        leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward logical_not logit mish nan_to_num neg rad2deg
+        reciprocal relu relu6 round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
+        special_entr special_i0e special_i1 special_i1e sqrt tan tanh trunc isfinite square
+        """
+)
+FULL_PRECISION = words(
+    """
+        special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_erfcx
+        special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+        special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0
+        """
+)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -126,8 +131,12 @@ def test_integers_become_floats(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    words("""abs acos acosh angle asin asinh atan atanh cos cosh exp exp2 expm1 isfinite isinf isnan log log10 log1p log2 neg
-    reciprocal rsqrt sgn sigmoid silu sin sinc sinh sqrt square tan tanh _conj_physical nan_to_num"""),
+    words(
+        """
+        abs acos acosh angle asin asinh atan atanh cos cosh exp exp2 expm1 isfinite isinf isnan log log10 log1p
+        log2 neg reciprocal rsqrt sgn sigmoid silu sin sinc sinh sqrt square tan tanh _conj_physical nan_to_num
+        """
+    ),
 )
 def test_unary_complex(name: str) -> None:
     check(overload(name), complexes(), rtol=1e-5, atol=1e-5)
@@ -170,12 +179,15 @@ def test_polygamma_and_mvlgamma() -> None:
 
 
 # ---- binary ----------------------------------------------------------------------------------------------------------
-BINARY = words("""
-    add.Tensor sub.Tensor rsub.Tensor mul.Tensor div.Tensor atan2 copysign.Tensor eq.Tensor ne.Tensor lt.Tensor le.Tensor
-    gt.Tensor ge.Tensor floor_divide fmax fmin fmod.Tensor heaviside hypot logaddexp logaddexp2 logical_and logical_or
-    logical_xor maximum minimum nextafter pow.Tensor_Tensor remainder.Tensor xlogy.Tensor clamp_min.Tensor clamp_max.Tensor
-    special_xlog1py ldexp.Tensor sigmoid_backward tanh_backward
-""")
+BINARY = words(
+    """
+        add.Tensor sub.Tensor rsub.Tensor mul.Tensor div.Tensor atan2 copysign.Tensor eq.Tensor ne.Tensor
+        lt.Tensor le.Tensor gt.Tensor ge.Tensor floor_divide fmax fmin fmod.Tensor heaviside hypot logaddexp
+        logaddexp2 logical_and logical_or logical_xor maximum minimum nextafter pow.Tensor_Tensor
+        remainder.Tensor xlogy.Tensor clamp_min.Tensor clamp_max.Tensor special_xlog1py ldexp.Tensor
+        sigmoid_backward tanh_backward
+        """
+)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -189,9 +201,14 @@ def test_binary(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [I8, I64, U8], ids=str)
 @pytest.mark.parametrize(
     "name",
-    words("""add.Tensor sub.Tensor mul.Tensor div.Tensor floor_divide fmod.Tensor remainder.Tensor bitwise_and.Tensor gcd lcm
-    bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Tensor maximum
-    __rshift__.Tensor minimum fmax lt.Tensor logical_and atan2 copysign.Tensor heaviside pow.Tensor_Tensor"""),
+    words(
+        """
+        add.Tensor sub.Tensor mul.Tensor div.Tensor floor_divide fmod.Tensor remainder.Tensor bitwise_and.Tensor
+        gcd lcm bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
+        __lshift__.Tensor maximum __rshift__.Tensor minimum fmax lt.Tensor logical_and atan2 copysign.Tensor
+        heaviside pow.Tensor_Tensor
+        """
+    ),
 )
 def test_binary_integers(name: str, dtype: torch.dtype) -> None:
     a, b = integers(dtype)

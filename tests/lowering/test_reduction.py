@@ -136,7 +136,9 @@ def test_zero_dimensional() -> None:
 
 
 # ---- variance ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("op", [aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction])
+@pytest.mark.parametrize(
+    "op", [aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction]
+)
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64], ids=str)
 def test_variance(op: torch._ops.OpOverload, dtype: torch.dtype) -> None:
     x, close = numbers(dtype, 4, 5, 6), tolerance(dtype)

@@ -137,7 +137,13 @@ def test_long_scans_cross_the_tree() -> None:
 
 
 def test_scan_edges() -> None:
-    for op in (aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default):
+    for op in (
+        aten.cumsum.default,
+        aten.cumprod.default,
+        aten.cummax.default,
+        aten.cummin.default,
+        aten.logcumsumexp.default,
+    ):
         check(op, torch.tensor(3.0), 0)
         check(op, torch.empty(3, 0), 0)
     check(aten.cumsum.default, torch.tensor([200, 200], dtype=torch.uint8), 0, dtype=torch.uint8)

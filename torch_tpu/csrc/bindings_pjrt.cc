@@ -1,4 +1,5 @@
 // PJRT without tensors: a small Python surface for tools and tests. Arrays are NumPy arrays.
+#include <chrono>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -240,6 +241,22 @@ class PyExecutable {
     return download(adopt(*client_, outputs));
   }
 
+  // Seconds for each of `count` executions followed by the destruction of their results: the floor for one eager operator.
+  std::vector<double> time(const py::sequence& values, size_t count, size_t device) const {
+    const Device& target = device_at(device);
+    Buffers inputs = upload(*client_, host_arrays(values, std::nullopt), target);
+    std::vector<PJRT_Buffer*> args = handles(inputs), outputs(executable_->num_outputs());
+    std::vector<double> seconds;
+    py::gil_scoped_release release;
+    for (size_t i = 0; i < count; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      executable_->execute(args.data(), args.size(), outputs.data(), target.get());
+      adopt(*client_, outputs).clear();
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return seconds;
+  }
+
   std::vector<std::vector<py::array>> run_on_all(const std::vector<py::sequence>& values,
                                                  const DTypeNames& dtypes) const {
     if (values.empty()) throw py::value_error("run_on_all needs one list of arguments for each device.");
@@ -370,6 +387,8 @@ void bind_executable(py::module_& m) {
            "Copies NumPy arrays to `device`, runs, and copies the results back. `dtypes` names the StableHLO element "
            "types "
            "of the arguments, for raw arrays such as uint16 holding bf16.")
+      .def("time", &PyExecutable::time, "arrays"_a, "count"_a, "device"_a = 0,
+           "Seconds of each of `count` executions, destruction of the results included.")
       .def("run_on_all", &PyExecutable::run_on_all, "arrays"_a, "dtypes"_a = py::none(),
            "Runs a program of several replicas or partitions: one list of arrays for each device, in and out.");
   bind_analysis(cls, [](const PyExecutable& self) -> const Executable& { return self.get(); });

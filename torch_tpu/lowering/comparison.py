@@ -12,7 +12,7 @@ from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
-# Without the detour through float32: a number is rounded to a half dtype before it is compared, so bfloat16(0.1) == 0.1.
+# No detour through float32: a number is rounded to a half dtype before it is compared, so bfloat16(0.1) == 0.1.
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     lower(f"{_name}.Tensor", f"{_name}.Scalar", promote=Promotion.NO_OPMATH)(
         lambda x, y, _name=_name: hlo.compare(x, y, _name.upper())

@@ -17,8 +17,8 @@ assert all((activation, comparison, complex, pointwise, special))  # the familie
 
 _SAME_NAME = """
     abs acos acosh asin asinh atan atanh atan2 bitwise_not ceil conj_physical cos cosh digamma erf erfc exp exp2 expm1
-    floor fmax fmin gcd hypot igamma igammac isfinite lgamma log log10 log1p log2 maximum minimum neg nextafter reciprocal
-    round rsqrt sign sin sinh sqrt tan tanh trunc
+    floor fmax fmin gcd hypot igamma igammac isfinite lgamma log log10 log1p log2 maximum minimum neg nextafter
+    reciprocal round rsqrt sign sin sinh sqrt tan tanh trunc
 """
 
 #: prims operator -> ATen overload

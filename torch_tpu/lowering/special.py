@@ -75,7 +75,7 @@ _EULER_MACLAURIN = tuple(
 
 @lower("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar", promote=FLOAT)
 def zeta(x: Value, q: Value) -> Value:
-    """Hurwitz zeta, the sum of (k + q)^-x: terms up to k + q > 9, then the Euler-Maclaurin formula (Cephes ``zeta``)."""
+    """Hurwitz zeta, the sum of (k + q)^-x: terms up to k + q > 9, then the Euler-Maclaurin formula, as Cephes."""
     divergent = hlo.and_(q <= 0.0, equals(q, hlo.floor(q)))
     start = choose((divergent, 1.0), otherwise=q)
 
@@ -247,7 +247,10 @@ lower("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_s
 
 @lower("special_erfcx", promote=FLOAT)
 def erfcx(x: Value) -> Value:
-    """exp(x^2) erfc(x), by a Chebyshev series of (1 + 2x) erfcx(x) in (x - k)/(x + k) (Shepherd and Laframboise 1981)."""
+    """The scaled complementary error function exp(x^2) erfc(x).
+
+    By a Chebyshev series of (1 + 2x) erfcx(x) in (x - k) / (x + k), Shepherd and Laframboise 1981.
+    """
     size = hlo.abs_(x)
     t = choose((size > 1e30, 1.0), otherwise=(size - 3.75) / (size + 3.75))
     right = choose(

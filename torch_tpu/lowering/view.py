@@ -4,9 +4,10 @@ A storage holds one row-major *base* array. A tensor is a window on it: sizes, s
 dtype. :func:`read_view` rebuilds the window from the base, :func:`write_view` computes the base after a write through it.
 The offset may be a run-time value, so that ``x[0]``, ``x[1]``, ... are one program.
 
-Most windows follow a *chain*: after dropping broadcast dimensions and sorting by stride, each stride divides the one before
-it and no dimension reaches into the next. Such a window is a slice of the base reshaped to the chain's dimensions; slices,
-selections, steps, transposes and diagonals are all of this kind. What is left (overlapping windows) is a gather.
+Most windows follow a *chain*: after dropping broadcast dimensions and sorting by falling stride, what lies inside one step of
+a dimension stays inside that step. Such a window is found by cutting the base into rows as long as the largest stride,
+taking some of them, and doing the same within each row; slices, steps, selections, transposes and diagonals are all of this
+kind. What is left (overlapping windows) is a gather.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ Offset = int | Value
 
 @dataclass(frozen=True)
 class Chain:
-    """A window as a slice of the base reshaped to ``dims``; ``order`` lists the window's dimensions by falling stride."""
+    """A window whose dimensions lie inside one another.
+
+    Attributes:
+        order: The window's dimensions by falling stride, without broadcast dimensions and sizes of one.
+        sizes: Their sizes; a window of one element has the one dimension of size 1, stride 1.
+        strides: Their strides.
+        reaches: Elements from the first to one past the last of each dimension with all those inside it.
+    """
 
     order: tuple[int, ...]
-    dims: tuple[int, ...]
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    padded: int  # elements of the base after padding up to a whole number of the largest stride
-
-    def coordinates(self, offset: int) -> tuple[int, ...]:
-        out = []
-        for stride in self.strides:
-            out.append(offset // stride)
-            offset %= stride
-        return (*out, offset) if self.strides and self.strides[-1] > 1 else tuple(out)
+    reaches: tuple[int, ...]
 
     def fits(self, offset: int) -> bool:
-        """True if the slice at ``offset`` stays inside ``dims``."""
-        return all(c + s <= d for c, s, d in zip(self.coordinates(offset), self.sizes, self.dims, strict=True))
+        """True if, starting at ``offset``, what lies inside one step of a dimension does not run into the next step."""
+        return all(
+            offset % stride + reach <= stride for stride, reach in zip(self.strides, self.reaches[1:], strict=False)
+        )
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -80,40 +82,96 @@ def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((n - 1) * t for n, t in zip(sizes, strides, strict=True))
 
 
-def chain_of(numel: int, sizes: Sequence[int], strides: Sequence[int]) -> Chain | None:
-    """The chain of a window on a base of ``numel`` elements, or None where there is none."""
+def chain_of(sizes: Sequence[int], strides: Sequence[int]) -> Chain | None:
+    """The chain of a window, or None where there is none at any offset."""
     order = memory_order(sizes, strides)
-    kept = [(sizes[i], strides[i]) for i in order]
-    if not kept:
-        kept = [(1, 1)]
-    dims = []
-    for (_, t), (n_next, t_next) in zip(kept, kept[1:], strict=False):
-        if t % t_next or n_next * t_next > t:
-            return None
-        dims.append(t // t_next)
-    first, last = kept[0][1], kept[-1][1]
-    padded = -(-numel // first) * first
-    dims = [padded // first, *dims] + ([last] if last > 1 else [])
-    extent = [n for n, _ in kept] + ([1] if last > 1 else [])
-    return Chain(order, tuple(dims), tuple(extent), tuple(t for _, t in kept), padded)
-
-
-def _run_time_coordinates(chain: Chain, offset: Value) -> list[Value]:
-    out = []
-    for stride in chain.strides:
-        out.append(hlo.divide(offset, stride) if stride != 1 else offset)
-        offset = hlo.remainder(offset, stride)
-    return [*out, offset] if chain.strides[-1] > 1 else out
+    kept = [(sizes[i], strides[i]) for i in order] or [(1, 1)]
+    reaches = [1 + sum((n - 1) * t for n, t in kept[i:]) for i in range(len(kept))]
+    if any(reach > t for (_, t), reach in zip(kept, reaches[1:], strict=False)):
+        return None
+    return Chain(order, tuple(n for n, _ in kept), tuple(t for _, t in kept), tuple(reaches))
 
 
 def _flat(base: Value) -> Value:
     return hlo.reshape(base, (base.numel,))
 
 
-def _chained_base(base: Value, chain: Chain) -> Value:
-    if chain.padded != base.numel:
-        base = hlo.pad(_flat(base), 0, [0], [chain.padded - base.numel])
-    return hlo.reshape(base, chain.dims)
+def _levels(chain: Chain, base: Value) -> list[tuple[int, int]]:
+    """(size, stride) of every cut. Columns of the base's own rows are taken as such, other steps as strided slices."""
+    levels = list(zip(chain.sizes, chain.strides, strict=True))
+    innermost = chain.strides[-1]
+    return [*levels, (1, 1)] if innermost > 1 and innermost in contiguous_strides(base.shape) else levels
+
+
+def _rows(x: Value, lead: Sequence[int], length: int) -> Value:
+    """``x``, seen as ``[*lead, n]``, cut into rows of ``length`` and padded to whole rows: ``[*lead, rows, length]``."""
+    lead, n = tuple(lead), x.numel // math.prod(lead)
+    if n % length:
+        x = hlo.pad(hlo.reshape(x, (*lead, n)), 0, [0] * (len(lead) + 1), [*[0] * len(lead), -n % length])
+    return hlo.reshape(x, (*lead, -(-n // length), length))
+
+
+def _split(offset: Offset, stride: int) -> tuple[Offset, Offset]:
+    """Quotient and remainder."""
+    if isinstance(offset, int):
+        return divmod(offset, stride)
+    return hlo.divide(offset, stride), hlo.remainder(offset, stride)
+
+
+def _take(x: Value, dim: int, start: Offset, count: int) -> Value:
+    if count == x.shape[dim]:
+        return x
+    if isinstance(start, int):
+        return hlo.slice_dim(x, dim, start, start + count)
+    sizes = [count if i == dim else n for i, n in enumerate(x.shape)]
+    return hlo.dynamic_slice(x, _starts(x.ndim, dim, start), sizes)
+
+
+def _put(x: Value, dim: int, start: Offset, update: Value) -> Value:
+    if update.shape == x.shape:
+        return update
+    if isinstance(start, int):
+        start = hlo.constant(start, index_dtype(x.shape[dim]))
+    return hlo.dynamic_update_slice(x, update, _starts(x.ndim, dim, start))
+
+
+def _starts(rank: int, dim: int, start: Value) -> list[Value]:
+    zero = hlo.constant(0, start.dtype)
+    return [start if i == dim else zero for i in range(rank)]
+
+
+def _read_chain(x: Value, levels: list[tuple[int, int]], offset: Offset) -> Value:
+    """The window in memory order, shape: the sizes of ``levels``."""
+    for i, (n, stride) in enumerate(levels[:-1]):
+        row, offset = _split(offset, stride)
+        x = _take(_rows(x, x.shape[:i] if i else (), stride), i, row, n)
+    lead, (n, stride) = len(levels) - 1, levels[-1]
+    x = _take(x if lead else _flat(x), lead, offset, (n - 1) * stride + 1)
+    return hlo.slice_dim(x, lead, 0, x.shape[lead], stride)
+
+
+def _write_chain(x: Value, levels: list[tuple[int, int]], offset: Offset, update: Value, depth: int = 0) -> Value:
+    """``x`` after the window of ``levels[depth:]`` in each of its last-dimension arrays became ``update``."""
+    n, stride = levels[depth]
+    if depth == len(levels) - 1:
+        if stride > 1:
+            update = _spread(update, stride, _take(x, depth, offset, (n - 1) * stride + 1))
+        return _put(x, depth, offset, update)
+    lead, length = x.shape[:depth], x.shape[depth]
+    rows = _rows(x, lead, stride)
+    row, inside = _split(offset, stride)
+    written = _write_chain(_take(rows, depth, row, n), levels, inside, update, depth + 1)
+    rows = _put(rows, depth, row, written)
+    return hlo.slice_dim(hlo.reshape(rows, (*lead, rows.shape[depth] * stride)), depth, 0, length)
+
+
+def _spread(update: Value, stride: int, old: Value) -> Value:
+    """``old`` with every ``stride``-th entry of its last dimension replaced."""
+    apart = [*[0] * (update.ndim - 1), stride - 1]
+    none = [0] * update.ndim
+    new = hlo.pad(update, 0, none, none, apart)
+    here = hlo.pad(hlo.constant(True, torch.bool, update.shape), False, none, none, apart)
+    return hlo.select(here, new, old)
 
 
 def _flat_indices(sizes: Sequence[int], strides: Sequence[int], offset: Offset, dtype: torch.dtype) -> Value:
@@ -180,15 +238,9 @@ def read_view(
     base = as_dtype(base, dtype)
     if isinstance(offset, int) and offset == 0 and sizes == base.shape and strides == contiguous_strides(sizes):
         return base
-    chain = chain_of(base.numel, sizes, strides)
+    chain = chain_of(sizes, strides)
     if chain is not None and (chain.fits(offset) if isinstance(offset, int) else fits):
-        x = _chained_base(base, chain)
-        if isinstance(offset, int):
-            starts = chain.coordinates(offset)
-            x = hlo.slice_(x, starts, [a + n for a, n in zip(starts, chain.sizes, strict=True)])
-        elif x.shape != chain.sizes:
-            x = hlo.dynamic_slice(x, _run_time_coordinates(chain, offset), chain.sizes)
-        return _expand(x, sizes, chain.order)
+        return _expand(_read_chain(base, _levels(chain, base), offset), sizes, chain.order)
     flat = _flat(base)
     reads = [1 if t == 0 else n for n, t in zip(sizes, strides, strict=True)]
     indices = _flat_indices(reads, strides, offset, index_dtype(flat.numel))
@@ -233,21 +285,11 @@ def write_view(
         written = as_dtype(write_view(typed, sizes, strides, offset, value, fits), base.dtype)
         flat = _flat(written)
         return hlo.reshape(hlo.slice_dim(flat, 0, 0, base.numel), base.shape)
-    chain = chain_of(base.numel, sizes, strides)
+    chain = chain_of(sizes, strides)
     if chain is not None and (chain.fits(offset) if isinstance(offset, int) else fits):
-        update = hlo.reshape(to_memory_order(value, sizes, strides), chain.sizes)
-        x = _chained_base(base, chain)
-        if x.shape == update.shape:
-            x = update
-        else:
-            itype = index_dtype(chain.padded)
-            starts = (
-                [hlo.constant(c, itype) for c in chain.coordinates(offset)]
-                if isinstance(offset, int)
-                else _run_time_coordinates(chain, offset)
-            )
-            x = hlo.dynamic_update_slice(x, update, starts)
-        return hlo.reshape(hlo.slice_dim(hlo.reshape(x, (chain.padded,)), 0, 0, base.numel), base.shape)
+        levels = _levels(chain, base)
+        update = hlo.reshape(to_memory_order(value, sizes, strides), [n for n, _ in levels])
+        return hlo.reshape(_write_chain(_flat(base), levels, offset, update), base.shape)
     flat = _flat(base)
     writes = [1 if t == 0 else n for n, t in zip(sizes, strides, strict=True)]
     value = hlo.slice_(value, [0] * value.ndim, writes)

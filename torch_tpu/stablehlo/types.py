@@ -47,13 +47,17 @@ class Type(NamedTuple):
         return tensor_type(self.shape, self.dtype)
 
 
-@functools.cache
 def tensor_type(shape: Shape, dtype: torch.dtype) -> str:
     """``tensor<2x3xf32>``.
 
     Raises:
         TypeError: ``dtype`` has no StableHLO element type.
     """
+    return _tensor_type(tuple(shape), dtype)
+
+
+@functools.cache
+def _tensor_type(shape: Shape, dtype: torch.dtype) -> str:
     element = ELEMENT_TYPE.get(dtype)
     if element is None:
         raise TypeError(f"{dtype} is not supported on tpu; the supported dtypes are {sorted(map(str, ELEMENT_TYPE))}.")

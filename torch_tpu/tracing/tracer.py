@@ -297,7 +297,7 @@ class Tracer:
         """The tensors that a rule's results go to: written arguments, then fresh results."""
         written = [t for name in info.written for t in tree_flatten(bound[name])[0] if isinstance(t, torch.Tensor)]
         known = {id(t) for t in written}
-        fresh = tree_flatten(outs, is_leaf=lambda x: x is None)[0]
+        fresh = tree_flatten(outs, is_leaf=lambda x: x is None)[0] if info.op._schema.returns else []
         return [*written, *(t for t in fresh if id(t) not in known)]
 
     def _bind_results(self, info: OpInfo, targets: list[torch.Tensor | None], results: Any) -> None:
