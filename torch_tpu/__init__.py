@@ -14,13 +14,15 @@ __version__ = "0.1.0"
 
 
 def _register() -> None:
-    from torch_tpu import _C, platform, tpu
+    from torch_tpu import _C, autocast_overrides, dlpack_overrides, platform, tpu
 
     torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", tpu)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _C._set_platform_resolver(platform.resolve, platform.device_count)
     _C._register_kernels()
+    dlpack_overrides.install()
+    autocast_overrides.install()
     tpu._apply_environment()
     atexit.register(_C._shutdown)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,18 @@ def _index(device: _Device) -> int:
     if device.type != "tpu":
         raise ValueError(f"Expected a tpu device, got {device}.")
     return current_device() if device.index is None else device.index
+
+
+def _known(device: _Device) -> int:
+    """As :func:`_index`, for a device of this process.
+
+    Raises:
+        RuntimeError: There is no such device.
+    """
+    index = _index(device)
+    if index >= device_count():
+        raise RuntimeError(f"invalid device ordinal: tpu:{index} of {device_count()} tpu device(s).")
+    return index
 
 
 # ---- devices ----------------------------------------------------------------------------------------------------------
@@ -108,7 +121,7 @@ _maybe_exchange_device = _exchange_device
 
 def get_device_name(device: _Device = None) -> str:
     """What the device is: ``TPU v6 lite``, or ``TPU (emulated on cpu)`` on the CPU platform."""
-    kind = _C._platform_info()["device_kinds"][_index(device)]
+    kind = _C._platform_info()["device_kinds"][_known(device)]
     return kind if "TPU" in kind else f"TPU (emulated on {kind})"
 
 
@@ -137,7 +150,7 @@ def get_device_properties(device: _Device = None) -> _DeviceProperties:
 
 def get_device_capability(device: _Device = None) -> tuple[int, int]:
     """Always (0, 0): TPUs have no compute capability number."""
-    _index(device)
+    _known(device)
     return 0, 0
 
 
@@ -147,7 +160,7 @@ def synchronize(device: _Device = None) -> None:
     Raises:
         IndexError: An operator met an out-of-range index since the last synchronisation.
     """
-    _C._synchronize(_index(device))
+    _C._synchronize(_known(device))
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------------
@@ -158,12 +171,14 @@ def empty_cache() -> None:
 
 def memory_allocated(device: _Device = None) -> int:
     """Bytes of live storages."""
-    return torch.accelerator.memory_allocated(_index(device)) if is_initialized() else 0
+    index = _known(device)
+    return torch.accelerator.memory_allocated(index) if is_initialized() else 0
 
 
 def max_memory_allocated(device: _Device = None) -> int:
     """The most bytes that were live at once since the start or :func:`reset_peak_memory_stats`."""
-    return torch.accelerator.max_memory_allocated(_index(device)) if is_initialized() else 0
+    index = _known(device)
+    return torch.accelerator.max_memory_allocated(index) if is_initialized() else 0
 
 
 memory_reserved = memory_allocated
@@ -173,18 +188,19 @@ max_memory_reserved = max_memory_allocated
 def reset_peak_memory_stats(device: _Device = None) -> None:
     """Restarts the peaks at the present values."""
     init()
-    torch.accelerator.reset_peak_memory_stats(_index(device))
+    torch.accelerator.reset_peak_memory_stats(_known(device))
 
 
 def memory_stats(device: _Device = None) -> dict[str, Any]:
     """All counters, by the names of ``torch.accelerator.memory_stats``."""
-    return dict(torch.accelerator.memory_stats(_index(device))) if is_initialized() else {}
+    index = _known(device)
+    return dict(torch.accelerator.memory_stats(index)) if is_initialized() else {}
 
 
 def mem_get_info(device: _Device = None) -> tuple[int, int]:
     """(free, total) bytes of the device."""
     init()
-    return torch.accelerator.get_memory_info(_index(device))
+    return torch.accelerator.get_memory_info(_known(device))
 
 
 # ---- streams and events -----------------------------------------------------------------------------------------------
@@ -208,7 +224,7 @@ class Event(torch.Event):
 
 def current_stream(device: _Device = None) -> torch.Stream:
     """The compute stream of the device."""
-    return torch.accelerator.current_stream(_index(device))
+    return torch.accelerator.current_stream(_known(device))
 
 
 def default_stream(device: _Device = None) -> torch.Stream:
@@ -378,6 +394,8 @@ def _apply_environment() -> None:
     """The knobs that environment variables set for the whole process."""
     if config.get("TORCH_TPU_LAUNCH_BLOCKING") or config.get("TPU_LAUNCH_BLOCKING"):
         _C._set_mode(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING.value)
+    elif config.get("TORCH_TPU_DEFER_AND_FUSE") or config.get("TPU_DEFER_AND_FUSE"):
+        warnings.warn("torch_tpu: TORCH_TPU_DEFER_AND_FUSE has no effect: Fused eager mode is not available yet.", stacklevel=2)
     _C._set_table_capacity(config.get("TORCH_TPU_MAX_PROGRAMS"))
 
 

@@ -54,6 +54,7 @@ class Call:
         self.op = op
         self.bases: list[torch.Tensor] = []
         self.offsets: list[int] = []
+        self.lazy_bits: list[tuple[bool, bool]] = []
         self.numbers: list[Any] = []
         self.lists: list[list[Any]] = []
         rule = op_info(op).rule
@@ -84,6 +85,9 @@ class Call:
         return value
 
     def _tensor(self, t: torch.Tensor) -> TensorArgument:
+        conjugate, negative = t.is_conj(), t.is_neg()
+        t = t.conj() if conjugate else t  # a second time gives back the memory
+        t = torch._neg_view(t) if negative else t
         sizes, strides = tuple(t.shape), tuple(t.stride())
         count = t.untyped_storage().nbytes() // t.itemsize
         flat = torch.as_strided(t, (count,), (1,), 0)
@@ -95,9 +99,11 @@ class Call:
         fits = chain is not None and 0 not in sizes and chain.fits(t.storage_offset())
         self.bases.append(flat.reshape(shape))
         self.offsets.append(t.storage_offset())
+        self.lazy_bits.append((conjugate, negative))
         i = len(self.bases) - 1
         return TensorArgument(
-            i, i, t.dtype, sizes, strides, t.storage_offset(), fits, t.untyped_storage().nbytes(), Type(shape, t.dtype)
+            i, i, t.dtype, sizes, strides, t.storage_offset(), fits, t.untyped_storage().nbytes(), Type(shape, t.dtype),
+            conjugate, negative,
         )
 
 
@@ -141,8 +147,11 @@ def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: s
             source = outputs[r.output]
         if math.prod(r.sizes) == 0:
             return torch.empty_strided(r.sizes, r.strides, dtype=r.dtype)
-        return torch.as_strided(source.reshape(-1).view(r.dtype) if source.dtype != r.dtype else source.reshape(-1),
-                                r.sizes, r.strides, r.offset)
+        t = torch.as_strided(source.reshape(-1).view(r.dtype) if source.dtype != r.dtype else source.reshape(-1),
+                             r.sizes, r.strides, r.offset)
+        conjugate, negative = call.lazy_bits[r.position] if r.output < 0 else (False, False)
+        t = t.conj() if conjugate else t
+        return torch._neg_view(t) if negative else t
 
     return [result(r) for r in plan.results], plan, outputs
 

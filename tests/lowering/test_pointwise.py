@@ -224,7 +224,7 @@ def test_binary_bool(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", "add.Tensor sub.Tensor mul.Tensor div.Tensor pow.Tensor_Tensor eq.Tensor ne.Tensor".split()
+    "name", words("add.Tensor sub.Tensor mul.Tensor div.Tensor pow.Tensor_Tensor eq.Tensor ne.Tensor")
 )
 def test_binary_complex(name: str) -> None:
     x = complexes()
@@ -301,7 +301,8 @@ def test_alpha(name: str) -> None:
 
 def test_promotion() -> None:
     add, mul = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
-    tensors = [torch.tensor([1, 2]), torch.tensor([1.5, 2.5], dtype=BF16), torch.tensor([0.1, 0.2]), torch.tensor(0.1, dtype=F64),
+    tensors = [torch.tensor([1, 2]), torch.tensor([1.5, 2.5], dtype=BF16), torch.tensor([0.1, 0.2]),
+               torch.tensor(0.1, dtype=F64),
                torch.tensor([True, False]), torch.tensor([3, 250], dtype=U8), torch.tensor([1j, 2 + 1j])]  # fmt: skip
     for x in tensors:
         for y in tensors:
@@ -332,7 +333,8 @@ def test_clamp(bounds: tuple) -> None:
 
 # ---- activations and their derivatives -------------------------------------------------------------------------------
 BACKWARD = {
-    "silu_backward": (), "mish_backward": (), "hardswish_backward": (), "hardsigmoid_backward": (), "logit_backward": (),
+    "silu_backward": (), "mish_backward": (), "hardswish_backward": (), "hardsigmoid_backward": (),
+    "logit_backward": (),
     "hardtanh_backward": (-1.0, 1.5), "softplus_backward": (2.0, 10.0), "softshrink_backward": (1.5,),
     "hardshrink_backward": (1.5,), "threshold_backward": (0.5,), "leaky_relu_backward": (0.2, False),
 }  # fmt: skip
@@ -427,3 +429,16 @@ def test_views_and_empty() -> None:
     check(torch.ops.aten.add.Tensor, torch.empty(0, 3), torch.ones(3))
     check(torch.ops.aten.exp.default, x[..., ::2])
     check(torch.ops.aten.gcd.default, torch.tensor(12), torch.tensor(18))
+
+
+def test_lazy_conjugation() -> None:
+    """Conjugate and negative views share their memory with the original: reading and writing must not forget it."""
+    aten, z = torch.ops.aten, complexes()
+    for x in (z.conj(), z.mH, z.conj().imag):
+        check(aten.clone.default, x)
+        check(aten.mul.Tensor, x, x)
+        check(aten.copy_.default, torch.zeros_like(x), x)
+    target = torch.zeros(4, 5, dtype=C64)
+    check(aten.copy_.default, target.conj(), z)
+    check(aten.copy_.default, target.conj(), z.conj())
+    check(aten.add_.Tensor, z.conj().clone().conj(), z)

@@ -223,3 +223,12 @@ def test_bytes_that_do_not_fill_an_element() -> None:
     assert torch.equal(got, base[:4].view(torch.int32))
     (got,) = execute(lambda x, v: [view.write_view(x, (1,), (1,), 0, v)], base, torch.tensor([-1], dtype=torch.int32))
     assert torch.equal(got, torch.tensor([255, 255, 255, 255, 5], dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 3), ()], ids=str)
+def test_complex_window_on_an_odd_number_of_floats(shape: tuple[int, ...]) -> None:
+    base = torch.randn(shape)
+    pairs = base.numel() // 2
+    want = base.flatten()[: 2 * pairs].view(torch.complex64)
+    (got,) = execute(lambda x: [view.read_view(x, (pairs,), (1,), 0, torch.complex64)], base)
+    assert torch.equal(got, want)

@@ -74,6 +74,12 @@ std::shared_ptr<Program> make_program(Executable& executable, const std::string&
   }
   for (auto item : results) program->results.push_back(make_result(item));
   for (const auto& [position, sizes, strides] : resizes) program->resizes.push_back({position, sizes, strides});
+  std::map<int32_t, int> windows;
+  const std::function<void(const Result&)> count = [&](const Result& result) {
+    if (result.kind == Result::kOutput) program->shared_outputs |= ++windows[result.index] > 1;
+    for (const auto& inner : result.list) count(inner);
+  };
+  for (const auto& result : program->results) count(result);
   program->donations = std::move(donations);
   program->rng_blocks = rng_blocks;
   program->uses_precision = uses_precision;
@@ -148,7 +154,7 @@ void bind_runtime(py::module_& m) {
 
 void bind_programs(py::module_& m) {
   py::class_<Executable>(m, "_Executable").def("serialize", [](const Executable& e) { return py::bytes(e.executable->serialize()); });
-  py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) { return p.hits.load(); });
+  py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) { return p.hits; });
   m.def("_compile", &compile);
   m.def("_load", &load);
   m.def("_make_program", &make_program);
@@ -168,7 +174,6 @@ void bind_programs(py::module_& m) {
 
 void bind_modes(py::module_& m) {
   m.def("_precision", &current_precision);
-  m.def("_set_precision", &set_precision);
   m.def("_exchange_scoped_precision", &exchange_scoped_precision);
   m.def("_mode", [] { return static_cast<int>(current_mode()); });
   m.def("_set_mode", [](int mode) { set_mode(static_cast<Mode>(mode)); });

@@ -1,11 +1,12 @@
-"""Scaled dot-product attention, and the inference paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``.
+"""Scaled dot-product attention, ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` without gradients.
 
-Scores, softmax and sums are float32 for the half types. Grouped queries (more query heads than key heads) fold each group
-into the rows of its key head, so that keys and values are never repeated.
+Scores, softmax and sums are float32 for the half types. Grouped queries (more query heads than key heads) fold each
+group into the rows of its key head, so that keys and values are never repeated.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ import torch
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.precision import product
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Shape, Value, ops as hlo
+from torch_tpu.stablehlo import Shape, Value
+from torch_tpu.stablehlo import ops as hlo
 
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -100,7 +102,7 @@ def attention(
     query: Value, key: Value, value: Value, bias: Value | None = None, dropout_p: Scalar = 0.0, causal: bool = False,
     return_mask: bool = False, *, scale: float | None = None,
 ) -> list[Value | None]:  # fmt: skip
-    """Output, and the log of each row's sum of exponentials for the backward pass. A row without any key gives zeros."""
+    """Output, and the log of each row's sum of exponentials for the backward pass. A row without keys gives zeros."""
     a = Attention.of(query, key, value, bias, scale, causal)
     s = a.scores()
     top = _last(s, "max")
@@ -108,14 +110,17 @@ def attention(
     e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
     total = _last(e, "sum")
     logsumexp = hlo.squeeze(top + hlo.log(total), [-1])
-    weights = hlo.divide(e, hlo.broadcast_to(hlo.select(hlo.compare(total, 0, "EQ"), hlo.full_like(total, 1), total), e.shape))
+    weights = hlo.divide(
+        e, hlo.broadcast_to(hlo.select(hlo.compare(total, 0, "EQ"), hlo.full_like(total, 1), total), e.shape)
+    )
     zero = hlo.constant(0, torch.int64)
     seed, offset = zero, zero
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):
         dropout = Dropout(dropout_p, _reserve(weights.shape))
         weights = dropout(weights)
         seed, offset = (
-            hlo.bitcast_convert(hlo.reshape(hlo.slice_dim(dropout.state, 0, i, i + 1), ()), torch.int64) for i in range(2)
+            hlo.bitcast_convert(hlo.reshape(hlo.slice_dim(dropout.state, 0, i, i + 1), ()), torch.int64)
+            for i in range(2)
         )
     out = _rows_by_columns(a.folded(hlo.convert(weights, value.dtype)), a.value, (3, 2))
     out = hlo.reshape(hlo.convert(out, query.dtype), (*query.shape[:-1], value.shape[-1]))
@@ -139,9 +144,9 @@ def _state(seed: Value, offset: Value) -> Value:
 
 @lower("_scaled_dot_product_fused_attention_overrideable_backward", static=("scale",))
 def attention_backward(
-    grad: Value, query: Value, key: Value, value: Value, bias: Value | None, mask: list[bool], out: Value, logsumexp: Value,
-    cum_q: None, cum_k: None, max_q: int, max_k: int, dropout_p: Scalar, causal: bool, seed: Value, offset: Value, *,
-    scale: float | None = None,
+    grad: Value, query: Value, key: Value, value: Value, bias: Value | None, mask: list[bool], out: Value,
+    logsumexp: Value, cum_q: None, cum_k: None, max_q: int, max_k: int, dropout_p: Scalar, causal: bool, seed: Value,
+    offset: Value, *, scale: float | None = None,
 ) -> list[Value | None]:  # fmt: skip
     """Recomputes the weights from ``logsumexp`` (Dao et al. 2022, arXiv:2205.14135, appendix B)."""
     a = Attention.of(query, key, value, bias, scale, causal)
@@ -178,7 +183,7 @@ def _sum_to(x: Value, shape: Shape) -> Value:
     return hlo.reshape(hlo.reduce_one(x, 0, dims, hlo.add) if dims else x, shape)
 
 
-# ---- nn.MultiheadAttention and nn.TransformerEncoderLayer without gradients -----------------------------------------------
+# ---- nn.MultiheadAttention and nn.TransformerEncoderLayer without gradients ----------------------------------------
 SOURCE_MASK, PADDING_MASK = 0, 1
 
 
@@ -204,8 +209,9 @@ def _hidden(mask: Value, mask_type: int | None, shape: Shape) -> Value:
 
 @lower("_native_multi_head_attention")
 def multi_head_attention(
-    query: Value, key: Value, value: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value, out_weight: Value,
-    out_bias: Value, mask: Value | None = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
+    query: Value, key: Value, value: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value,
+    out_weight: Value, out_bias: Value, mask: Value | None = None, need_weights: bool = True, average: bool = True,
+    mask_type: int | None = None,
 ) -> list[Value | None]:  # fmt: skip
     """Projection, attention and output projection; the weights ``[B, L, S]`` or ``[B, H, L, S]`` if asked for."""
     part = lambda v, i: hlo.slice_dim(v, 0, i * width, (i + 1) * width)  # noqa: E731
@@ -247,9 +253,9 @@ def _gelu(x: Value) -> Value:
 
 @lower("_transformer_encoder_layer_fwd", static=("eps",))
 def transformer_encoder_layer(
-    x: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value, out_weight: Value, out_bias: Value, use_gelu: bool,
-    norm_first: bool, eps: float, weight_1: Value, bias_1: Value, weight_2: Value, bias_2: Value, ffn_weight_1: Value,
-    ffn_bias_1: Value, ffn_weight_2: Value, ffn_bias_2: Value, mask: Value | None = None, mask_type: int | None = None,
+    x: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value, out_weight: Value, out_bias: Value,
+    use_gelu: bool, norm_first: bool, eps: float, weight_1: Value, bias_1: Value, weight_2: Value, bias_2: Value,
+    ffn_weight_1: Value, ffn_bias_1: Value, ffn_weight_2: Value, ffn_bias_2: Value, mask: Value | None = None, mask_type: int | None = None,
 ) -> Value:  # fmt: skip
     def attend(y: Value) -> Value:
         projections = (qkv_weight, qkv_bias, out_weight, out_bias)
@@ -262,8 +268,6 @@ def transformer_encoder_layer(
         return _linear(_gelu(hidden) if use_gelu else hlo.maximum(hidden, 0), ffn_weight_2, ffn_bias_2)
 
     for block, weight, bias in ((attend, weight_1, bias_1), (feed_forward, weight_2, bias_2)):
-        if norm_first:
-            x = x + block(_layer_norm(x, weight, bias, eps))
-        else:
-            x = _layer_norm(x + block(x), weight, bias, eps)
+        norm = functools.partial(_layer_norm, weight=weight, bias=bias, eps=eps)
+        x = x + block(norm(x)) if norm_first else norm(x + block(x))
     return x

@@ -128,6 +128,11 @@ def zero(x: Value) -> Value:
     return hlo.full_like(x, 0)
 
 
+@lower("_efficientzerotensor")
+def zeros(size: list[int], *, result: list[Type]) -> Value:
+    return hlo.constant(0, result[0].dtype, result[0].shape)
+
+
 @lower("copy")
 def copy(x: Value, source: Value, non_blocking: bool = False) -> Value:
     return hlo.broadcast_to(hlo.convert(source, x.dtype), x.shape)

@@ -1,9 +1,9 @@
 """Convolutions and their gradients, each as one StableHLO ``convolution``.
 
-With stride s, dilation d, padding p and kernel size k per dimension, the forward pass is ``y[i] = sum_j w[j] x[s i + d j - p]``.
-Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and reverse the kernel;
-its gradient by w is a convolution of x by the output's gradient with stride and dilation exchanged (Dumoulin and Visin 2016,
-arXiv:1603.07285).
+With stride s, dilation d, padding p and kernel size k per dimension, the forward pass is ``y[i] = sum_j w[j] x[s i +
+d j - p]``. Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and
+reverse the kernel; its gradient by w is a convolution of x by the output's gradient with stride and dilation
+exchanged (Dumoulin and Visin 2016, arXiv:1603.07285).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.precision import convolve
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def kernel_gradient(x: Value, y: Value, g: Geometry, kernel: tuple[int, ...], dt
 
 @lower("convolution", "convolution_overrideable", "_convolution")
 def convolution(
-    x: Value, w: Value, bias: Value | None, stride: list[int], padding: list[int], dilation: list[int], transposed: bool,
-    output_padding: list[int], groups: int, *_cudnn: bool, result: list[Type],
+    x: Value, w: Value, bias: Value | None, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, output_padding: list[int], groups: int, *_cudnn: bool, result: list[Type],
 ) -> Value:  # fmt: skip
     shape, dtype = result[0]
     if 0 in shape or 0 in x.shape or 0 in w.shape:

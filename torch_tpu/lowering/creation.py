@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from torch_tpu.lowering import special
 from torch_tpu.lowering.common import Number, Scalar, as_value, compute_dtype
 from torch_tpu.lowering.indexing import prefix_sum, run_of
-from torch_tpu.lowering.registry import lower
+from torch_tpu.lowering.registry import lower, registered
 from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
 
 
-# ---- fills ------------------------------------------------------------------------------------------------------------
+assert special  # the family of the Bessel function below
+
+
+# ---- fills -----------------------------------------------------------------------------------------------------------
 @lower("full", "full.out", "full_like", "full_like.out", "new_full", "new_full.out")
 def full(*args: object, result: list[Type]) -> Value:
     """The last positional argument everywhere."""
@@ -34,7 +38,7 @@ _register_constant("zeros", 0)
 _register_constant("ones", 1)
 
 
-# ---- ranges -----------------------------------------------------------------------------------------------------------
+# ---- ranges ----------------------------------------------------------------------------------------------------------
 def _counted(start: Number, step: Number, count: int, dtype: torch.dtype) -> Value:
     """``start + i * step``: exact in integers; floats are computed in float64 and rounded once, as on the CPU."""
     integral = all(float(v).is_integer() for v in (start, step))
@@ -72,7 +76,9 @@ def _spaced(start: Scalar, end: Scalar, steps: int, dtype: torch.dtype) -> Value
     first, last = (hlo.convert(as_value(v, dtype), inner) for v in (start, end))
     if steps == 1:
         return hlo.reshape(first, (1,))
-    step = hlo.divide(last - first, steps - 1)
+    # XLA multiplies by the reciprocal of a constant it can see, and 98 / 49 would fall short of 2.
+    intervals = hlo.optimization_barrier(hlo.constant(steps - 1, inner))[0]
+    step = hlo.divide(last - first, intervals)
     shape = (steps,)
     i = hlo.iota(shape, 0, torch.int32)
     first, last, step = (hlo.broadcast_to(v, shape) for v in (first, last, step))
@@ -95,7 +101,7 @@ def logspace(start: Scalar, end: Scalar, steps: int, base: float = 10.0, *, resu
     return hlo.convert(hlo.power(hlo.full_like(exponents, base), exponents), dtype)
 
 
-# ---- matrices ---------------------------------------------------------------------------------------------------------
+# ---- matrices --------------------------------------------------------------------------------------------------------
 @lower("eye", "eye.m", "eye.out", "eye.m_out")
 def eye(*sizes: int, result: list[Type]) -> Value:
     shape: Shape = result[0].shape
@@ -129,3 +135,18 @@ def triu_indices(rows: int, columns: int, offset: int = 0, *, result: list[Type]
     (_, total), dtype = result[0]
     starts = hlo.clamp(0, hlo.iota((rows,), 0, torch.int32) + offset, columns)
     return _triangle(starts, columns - starts, total, dtype)
+
+
+# ---- windows ---------------------------------------------------------------------------------------------------------
+@lower("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
+def kaiser_window(length: int, periodic: bool = True, beta: Scalar = 12.0, *, result: list[Type]) -> Value:
+    """``I0(beta sqrt(1 - r^2)) / I0(beta)`` for ``r`` from -1 to 1 (the other windows decompose)."""
+    dtype, inner = result[0].dtype, compute_dtype(result[0].dtype)
+    if length < 2:
+        return hlo.constant(1, dtype, (length,))
+    half = (length - 1 + int(periodic)) / 2
+    r = (hlo.iota((length,), 0, inner) - half) * (1 / half)
+    bessel = registered("i0").function
+    beta = as_value(beta, inner, (length,))
+    window = hlo.divide(bessel(beta * hlo.sqrt(hlo.maximum(1 - r * r, 0))), bessel(beta))
+    return hlo.convert(window, dtype)

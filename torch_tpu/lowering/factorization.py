@@ -1,7 +1,7 @@
 """Matrix factorisations on batches ``[B, m, n]`` as loops that compile for every platform.
 
-XLA brings Cholesky, Householder QR and the Hermitian eigenproblem (``@Qr``, ``@Eigh``: expanded by its compiler on CPU and TPU
-alike). LU and the SVD are written here.
+XLA brings Cholesky, Householder QR and the Hermitian eigenproblem (``@Qr``, ``@Eigh``: expanded by its compiler on
+CPU and TPU alike). LU and the SVD are written here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 
 from torch_tpu.lowering.precision import exact_matmul
-from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
+from torch_tpu.stablehlo import Shape, Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 _INT = torch.int32
 
 
-# ---- small matrix vocabulary ------------------------------------------------------------------------------------------
+# ---- small matrix vocabulary ---------------------------------------------------------------------------------------
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
@@ -77,7 +78,7 @@ def at(x: Value, index: Value, dim: int) -> Value:
     return hlo.dynamic_slice(x, starts, [1 if d == dim else n for d, n in enumerate(x.shape)])
 
 
-# ---- LU ---------------------------------------------------------------------------------------------------------------
+# ---- LU ------------------------------------------------------------------------------------------------------------
 def lu_factor(a: Value, pivot: bool = True) -> tuple[Value, Value]:
     """LU with partial pivoting of ``[B, m, n]``: the packed factors and 0-based int32 pivots ``[B, min(m, n)]``.
 
@@ -130,7 +131,9 @@ def _pivot_row(column: Value, k: Value) -> Value:
         return [hlo.select(take, new[0], old[0]), hlo.select(take, new[1], old[1])]
 
     found = hlo.reduce([size, index], [-1.0, column.shape[1]], [1], larger)[1]
-    return hlo.select(hlo.compare(found, column.shape[1], "LT"), found, hlo.broadcast_to(k, found.shape))  # a column of NaN
+    return hlo.select(
+        hlo.compare(found, column.shape[1], "LT"), found, hlo.broadcast_to(k, found.shape)
+    )  # a column of NaN
 
 
 def _exchanged(x: Value, k: Value, other: Value) -> Value:
@@ -165,7 +168,9 @@ def inverse_permutation(order: Value) -> Value:
     return hlo.sort([order, index], 1, lambda a, b: hlo.compare(a[0], b[0], "LT"))[1]
 
 
-def solve_triangular(a: Value, b: Value, *, lower: bool, unit: bool = False, adjoint: str = "NO_TRANSPOSE", left: bool = True) -> Value:
+def solve_triangular(
+    a: Value, b: Value, *, lower: bool, unit: bool = False, adjoint: str = "NO_TRANSPOSE", left: bool = True
+) -> Value:
     """``op(a)^-1 b`` or ``b op(a)^-1``; ``lower`` speaks of ``a`` itself."""
     if 0 in b.shape or 0 in a.shape:
         return b
@@ -185,7 +190,7 @@ def lu_solve(lu: Value, pivots: Value, b: Value, adjoint: bool) -> Value:
     return solve_triangular(lu, x, lower=False)
 
 
-# ---- QR ---------------------------------------------------------------------------------------------------------------
+# ---- QR ------------------------------------------------------------------------------------------------------------
 def householder_qr(a: Value) -> tuple[Value, Value]:
     """R above the diagonal, reflectors below, and their scales, as LAPACK's ``geqrf``; ``[B, m, n]``."""
     batch, m, n = a.shape
@@ -211,14 +216,14 @@ def reflectors(a: Value, scales: Value, columns: int) -> Value:
 
 def qr(a: Value, full: bool) -> tuple[Value, Value]:
     """``(q, r)``, reduced or with a square q."""
-    batch, m, n = a.shape
+    _, m, n = a.shape
     k = m if full else min(m, n)
     packed, scales = householder_qr(a)
     r = triangle(hlo.slice_dim(packed, 1, 0, min(k, m)), lower=False)
     return reflectors(packed, scales, k), r
 
 
-# ---- eigenvalues ------------------------------------------------------------------------------------------------------
+# ---- eigenvalues ---------------------------------------------------------------------------------------------------
 def hermitian(a: Value, lower: bool) -> Value:
     """The Hermitian matrix that one triangle describes."""
     strict = triangle(a, lower, -1 if lower else 1)
@@ -242,7 +247,7 @@ def eigh(a: Value, lower: bool) -> tuple[Value, Value]:
 
 
 def _refined(a: Value, values: Value, x: Value) -> tuple[Value, Value]:
-    """One step of Ogita and Aishima 2018: XLA's Jacobi sweeps stop far from float64's precision, this doubles the digits."""
+    """One step of Ogita and Aishima 2018: XLA's Jacobi sweeps stop short of float64, this doubles the digits."""
     r = eye(a.shape, a.dtype) - exact_matmul(mH(x), x)
     s = exact_matmul(mH(x), exact_matmul(a, x))
     real = lambda v: hlo.real(v) if v.dtype.is_complex else v  # noqa: E731
@@ -258,14 +263,14 @@ def _refined(a: Value, values: Value, x: Value) -> tuple[Value, Value]:
     return values, x + exact_matmul(x, e)
 
 
-# ---- singular values --------------------------------------------------------------------------------------------------
+# ---- singular values -----------------------------------------------------------------------------------------------
 _MOST_SWEEPS = 24
 
 
 def svd(a: Value, full: bool, vectors: bool) -> tuple[Value | None, Value, Value | None]:
     """``(u, s, v^H)`` of ``[B, m, n]`` with descending s; u and v^H only with ``vectors``, square with ``full``.
 
-    One-sided Jacobi (Demmel and Veselic 1992) on R of a QR factorisation: small singular values keep their relative accuracy.
+    One-sided Jacobi (Demmel and Veselic 1992) on R of a QR factorisation: small values keep their relative accuracy.
     """
     batch, m, n = a.shape
     if m < n:
@@ -273,7 +278,9 @@ def svd(a: Value, full: bool, vectors: bool) -> tuple[Value | None, Value, Value
         return (mH(vh) if vh is not None else None), s, (mH(u) if u is not None else None)
     if 0 in a.shape:
         s = hlo.constant(0, real_dtype(a.dtype), (batch, n))
-        return (eye((batch, m, m if full else n), a.dtype), s, eye((batch, n, n), a.dtype)) if vectors else (None, s, None)
+        return (
+            (eye((batch, m, m if full else n), a.dtype), s, eye((batch, n, n), a.dtype)) if vectors else (None, s, None)
+        )
     q, r = qr(a, False) if m > n else (None, a)
     columns, v = _orthogonal_columns(r, vectors)
     s = hlo.sqrt(_square_sum(columns))
@@ -292,7 +299,7 @@ def _square_sum(x: Value) -> Value:
 
 
 def _left_vectors(columns: Value, s: Value, count: int) -> Value:
-    """Normalised columns, completed to ``count`` orthonormal ones (where s vanishes any will do) by a QR factorisation."""
+    """Normalised columns, completed to ``count`` orthonormal ones (where s is 0 any will do) by a QR factorisation."""
     largest = hlo.reduce_one(s, 0, [1], hlo.maximum) * (torch.finfo(s.dtype).eps * columns.shape[1])
     positive = hlo.compare(s, hlo.broadcast_in_dim(largest, s.shape, [0]), "GT")  # the others are rounding noise
     inverse = hlo.select(positive, hlo.divide(1.0, hlo.select(positive, s, hlo.full_like(s, 1))), hlo.full_like(s, 0))
@@ -306,7 +313,7 @@ def _left_vectors(columns: Value, s: Value, count: int) -> Value:
 
 def _orthogonal_columns(a: Value, vectors: bool) -> tuple[Value, Value | None]:
     """``a v`` with orthogonal columns, and the unitary v, by rotating pairs of columns until all are orthogonal."""
-    batch, m, n = a.shape
+    batch, _, n = a.shape
     half = (n + 1) // 2
     parts = [a, eye((batch, n, n), a.dtype)] if vectors else [a]
     padded = [hlo.pad(x, 0, [0, 0, 0], [0, 0, 2 * half - n]) for x in parts]
@@ -348,7 +355,9 @@ def _rotated(pairs: list[Value], scale: Value) -> tuple[list[Value], Value]:
     one = hlo.full_like(size, 1)
     safe = hlo.select(active, size, one)
     zeta = hlo.divide(beta - alpha, safe * 2.0)
-    tangent = hlo.divide(hlo.select(hlo.compare(zeta, 0, "LT"), hlo.negate(one), one), hlo.abs_(zeta) + hlo.sqrt(zeta * zeta + 1.0))
+    tangent = hlo.divide(
+        hlo.select(hlo.compare(zeta, 0, "LT"), hlo.negate(one), one), hlo.abs_(zeta) + hlo.sqrt(zeta * zeta + 1.0)
+    )
     tangent = hlo.select(active, tangent, hlo.full_like(tangent, 0))
     cosine = hlo.rsqrt(tangent * tangent + 1.0)
     phase = hlo.divide(gamma, hlo.convert(safe, gamma.dtype))
@@ -356,7 +365,8 @@ def _rotated(pairs: list[Value], scale: Value) -> tuple[list[Value], Value]:
     rotated = []
     for a, b in zip(pairs[0::2], pairs[1::2], strict=True):
         c, s, turn = (
-            hlo.broadcast_in_dim(hlo.convert(v, a.dtype), a.shape, [0, 2]) for v in (cosine, cosine * tangent, conj(phase))
+            hlo.broadcast_in_dim(hlo.convert(v, a.dtype), a.shape, [0, 2])
+            for v in (cosine, cosine * tangent, conj(phase))
         )
         b = b * turn
         rotated += [c * a - s * b, s * a + c * b]
@@ -373,6 +383,8 @@ def _next_pairs(pairs: list[Value]) -> list[Value]:
             out += [left, right]
             continue
         part = lambda x, a, b: hlo.slice_dim(x, 2, a, b)  # noqa: E731
-        out.append(hlo.concatenate([part(left, 0, 1), part(right, 0, 1), *([part(left, 1, h - 1)] if h > 2 else [])], 2))
+        out.append(
+            hlo.concatenate([part(left, 0, 1), part(right, 0, 1), *([part(left, 1, h - 1)] if h > 2 else [])], 2)
+        )
         out.append(hlo.concatenate([part(right, 1, h), part(left, h - 1, h)], 2))
     return out

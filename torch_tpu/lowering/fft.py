@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 #: XLA transforms at most this many dimensions at a time.
 MOST_DIMS = 3

@@ -5,15 +5,33 @@ A singular or indefinite matrix cannot raise on the device: ``info`` says so, an
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from torch_tpu.lowering.factorization import (
-    at, diagonal, eigh, eye, flat_batch, householder_qr, lu_factor, lu_solve, mH, mT, permutation,
-    qr, real_dtype, reflectors, solve_triangular, svd, triangle,
+    at,
+    diagonal,
+    eigh,
+    eye,
+    flat_batch,
+    householder_qr,
+    lu_factor,
+    lu_solve,
+    mH,
+    mT,
+    permutation,
+    qr,
+    real_dtype,
+    reflectors,
+    solve_triangular,
+    svd,
+    triangle,
 )  # fmt: skip
 from torch_tpu.lowering.precision import exact_matmul
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
+from torch_tpu.stablehlo import Shape, Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 _INT = torch.int32
 
@@ -38,7 +56,7 @@ def _first_true(bad: Value) -> Value:
     return hlo.select(hlo.compare(first, n + 1, "EQ"), hlo.full_like(first, 0), first)
 
 
-# ---- Cholesky ---------------------------------------------------------------------------------------------------------
+# ---- Cholesky ------------------------------------------------------------------------------------------------------
 def _cholesky(a: Value, upper: bool) -> tuple[Value, Value]:
     """(factor, info) of ``[B, n, n]``; like LAPACK only one triangle is read."""
     if 0 in a.shape:
@@ -55,7 +73,7 @@ def _real(x: Value) -> Value:
 def _first_indefinite(a: Value, main: Value) -> Value:
     """The order of the first leading minor that is not positive, or 0.
 
-    XLA fills a failed factor with NaN everywhere, so a failed batch is eliminated once more, column by column, to see where.
+    XLA fills a failed factor with NaN: a failed batch is eliminated once more, column by column, to see where.
     """
     batch, n, _ = a.shape
     good = hlo.reduce_one(hlo.compare(main, 0, "GT"), True, [0, 1], hlo.and_)
@@ -106,7 +124,7 @@ def cholesky_inverse(factor: Value, upper: bool = False, *, result: list[Type]) 
     return _shaped(_cholesky_solve(eye(factor.shape, factor.dtype), factor, upper), result[0])
 
 
-# ---- triangular -------------------------------------------------------------------------------------------------------
+# ---- triangular ----------------------------------------------------------------------------------------------------
 @lower("linalg_solve_triangular")
 def linalg_solve_triangular(
     a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False, result: list[Type]
@@ -126,7 +144,7 @@ def triangular_solve(
     return [_shaped(x, result[0]), hlo.broadcast_to(a, result[1].shape)]
 
 
-# ---- LU, systems, determinants ------------------------------------------------------------------------------------------
+# ---- LU, systems, determinants -------------------------------------------------------------------------------------
 def _factored(a: Value, layout: torch.Tensor) -> tuple[Value, Value]:
     """Packed factors and 0-based pivots for a determinant.
 
@@ -179,7 +197,9 @@ def linalg_lu_solve(
     lu: Value, pivots: Value, b: Value, *, left: bool = True, adjoint: bool = False, result: list[Type]
 ) -> Value:
     batch = result[0].shape[:-2]
-    return _shaped(_solve(_batched(lu, batch), _batched(pivots, batch, 1) - 1, _batched(b, batch), left, adjoint), result[0])
+    return _shaped(
+        _solve(_batched(lu, batch), _batched(pivots, batch, 1) - 1, _batched(b, batch), left, adjoint), result[0]
+    )
 
 
 @lower("_linalg_solve_ex")
@@ -229,7 +249,7 @@ def slogdet(a: Value, *, tensors: dict, result: list[Type]) -> list[Value]:
     return [_shaped(v, r) for v, r in zip((sign, logarithm, lu, pivots + 1), result, strict=True)]
 
 
-# ---- QR ---------------------------------------------------------------------------------------------------------------
+# ---- QR ------------------------------------------------------------------------------------------------------------
 @lower("linalg_qr")
 def linalg_qr(a: Value, mode: str = "reduced", *, result: list[Type]) -> list[Value]:
     if mode == "r":
@@ -250,7 +270,9 @@ def householder_product(a: Value, scales: Value, *, result: list[Type]) -> Value
 
 
 @lower("ormqr")
-def ormqr(a: Value, scales: Value, c: Value, left: bool = True, transpose: bool = False, *, result: list[Type]) -> Value:
+def ormqr(
+    a: Value, scales: Value, c: Value, left: bool = True, transpose: bool = False, *, result: list[Type]
+) -> Value:
     q = reflectors(flat_batch(a), flat_batch(scales, 1), a.shape[-2])
     q = mH(q) if transpose else q
     c = flat_batch(c)
@@ -259,7 +281,7 @@ def ormqr(a: Value, scales: Value, c: Value, left: bool = True, transpose: bool 
     return _shaped(exact_matmul(q, c) if left else exact_matmul(c, q), result[0])
 
 
-# ---- eigenvalues and singular values ------------------------------------------------------------------------------------
+# ---- eigenvalues and singular values -------------------------------------------------------------------------------
 @lower("_linalg_eigh")
 def linalg_eigh(a: Value, uplo: str = "L", vectors: bool = True, *, result: list[Type]) -> list[Value]:
     w, v = eigh(flat_batch(a), uplo.upper() == "L")
@@ -271,7 +293,37 @@ def linalg_svd(a: Value, full: bool = False, vectors: bool = True, *, result: li
     return [_shaped(v, t) for v, t in zip(svd(flat_batch(a), full, vectors), result, strict=True)]
 
 
-# ---- vectors and functions of matrices ----------------------------------------------------------------------------------------------
+@lower("linalg_pinv.atol_rtol_tensor")
+def pinv(
+    a: Value, *, atol: Value | None = None, rtol: Value | None = None, hermitian: bool = False, result: list[Type]
+) -> Value:
+    """Through the SVD, or the eigenvalues of a Hermitian matrix; values up to ``max(atol, rtol * largest)`` count as 0."""
+    if 0 in a.shape:
+        return hlo.constant(0, *reversed(result[0]))
+    x = flat_batch(a)
+    if hermitian:
+        s, v = eigh(x, True)
+        uh = mH(v)
+    else:
+        u, s, vh = svd(x, False, True)
+        assert u is not None and vh is not None
+        uh, v = mH(u), mH(vh)
+    each = lambda t: hlo.reshape(hlo.broadcast_to(hlo.convert(t, s.dtype), a.shape[:-2]), (x.shape[0],))  # noqa: E731
+    zero = hlo.constant(0, s.dtype, (x.shape[0],))
+    least = zero if atol is None else each(atol)
+    relative = torch.finfo(s.dtype).eps * max(a.shape[-2:])
+    factor = (
+        hlo.select(hlo.compare(least, 0, "GT"), zero, hlo.full_like(zero, relative)) if rtol is None else each(rtol)
+    )
+    size = hlo.abs_(s)
+    cutoff = hlo.maximum(least, factor * hlo.reduce_one(size, 0, [1], hlo.maximum))
+    kept = hlo.compare(size, hlo.broadcast_in_dim(cutoff, s.shape, [0]), "GT")
+    inverse = hlo.select(kept, hlo.divide(1.0, hlo.select(kept, s, hlo.full_like(s, 1))), hlo.full_like(s, 0))
+    scaled = v * hlo.broadcast_in_dim(hlo.convert(inverse, v.dtype), v.shape, [0, 2])
+    return _shaped(exact_matmul(scaled, uh), result[0])
+
+
+# ---- vectors and functions of matrices -----------------------------------------------------------------------------
 @lower("linalg_cross")
 def cross(x: Value, y: Value, *, dim: int = -1, result: list[Type]) -> Value:
     shape, dtype = result[0]
@@ -284,19 +336,25 @@ def cross(x: Value, y: Value, *, dim: int = -1, result: list[Type]) -> Value:
 
 @lower("linalg_matrix_exp")
 def matrix_exp(a: Value, *, result: list[Type]) -> Value:
-    """Scaling and squaring of a Taylor polynomial of degree 18 (Bader, Blanes and Casas 2019), by Horner's rule."""
+    """Scaling and squaring of a Taylor polynomial of degree 18 by Horner's rule (Bader, Blanes and Casas 2019)."""
     if 0 in a.shape:
         return a
-    x, real = flat_batch(a), real_dtype(a.dtype)
+    x = flat_batch(a)
     norm = hlo.reduce_one(hlo.reduce_one(hlo.abs_(x), 0, [1], hlo.add), 0, [1], hlo.maximum)
-    powers = hlo.maximum(hlo.ceil(hlo.divide(hlo.log(norm), float(torch.log(torch.tensor(2.0, dtype=torch.float64))))), 0.0)
-    powers = hlo.minimum(powers, 1100.0)
-    scale = hlo.convert(hlo.power(hlo.full_like(norm, 0.5), powers), x.dtype)
-    scaled, identity = x * hlo.broadcast_in_dim(scale, x.shape, [0]), eye(x.shape, x.dtype)
-    y = identity
-    for degree in range(18, 0, -1):
-        y = identity + exact_matmul(scaled, y) * (1 / degree)
-    count = hlo.convert(powers, _INT)
+    halvings = hlo.clamp(0.0, hlo.ceil(hlo.log(norm) * (1 / math.log(2))), 1100.0)
+    scale = hlo.convert(hlo.power(hlo.full_like(norm, 0.5), halvings), x.dtype)
+    scaled = x * hlo.broadcast_in_dim(scale, x.shape, [0])
+
+    def unfinished(degree: Value, *_: Value) -> Value:
+        return hlo.compare(degree, 0, "GT")
+
+    def next_degree(degree: Value, scaled: Value, y: Value) -> list[Value]:
+        factor = hlo.divide(1.0, hlo.convert(degree, real_dtype(y.dtype)))
+        term = exact_matmul(scaled, y) * hlo.broadcast_to(hlo.convert(factor, y.dtype), y.shape)
+        return [degree - 1, scaled, term + eye(y.shape, y.dtype)]
+
+    y = hlo.while_([hlo.constant(18, _INT), scaled, eye(x.shape, x.dtype)], unfinished, next_degree)[2]
+    count = hlo.convert(halvings, _INT)
     most = hlo.reduce_one(count, 0, [0], hlo.maximum)
 
     def more(i: Value, most: Value, *_: Value) -> Value:
@@ -306,5 +364,4 @@ def matrix_exp(a: Value, *, result: list[Type]) -> Value:
         again = hlo.compare(hlo.broadcast_to(i, count.shape), count, "LT")
         return [i + 1, most, count, hlo.select(hlo.broadcast_in_dim(again, y.shape, [0]), exact_matmul(y, y), y)]
 
-    assert real == norm.dtype
     return _shaped(hlo.while_([hlo.constant(0, _INT), most, count, y], more, square)[3], result[0])

@@ -1,4 +1,4 @@
-"""Matrix products: ``mm``, ``bmm``, ``addmm`` and their kin. Higher forms (``matmul``, ``einsum``) decompose into these."""
+"""Matrix products: ``mm``, ``bmm``, ``addmm`` and their kin, into which ``matmul`` and ``einsum`` decompose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.precision import matmul, product
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -60,7 +61,9 @@ def addmm_dtype(base: Value, x: Value, y: Value, dtype: torch.dtype, *, beta: Sc
 
 
 @lower("_addmm_activation")
-def addmm_activation(base: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1, use_gelu: bool = False) -> Value:
+def addmm_activation(
+    base: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1, use_gelu: bool = False
+) -> Value:
     z = blend(base, matmul(x, y, _accumulator(x.dtype)), beta, alpha, x.dtype)
     if not use_gelu:
         return hlo.maximum(z, 0)
@@ -116,7 +119,9 @@ def scaled_mm(
     z = matmul(*wide, torch.float32)
     for scale in (scale_x, scale_y):
         if scale.numel != 1 and scale.shape not in ((z.shape[0], 1), (1, z.shape[1])):
-            raise NotImplementedError(f"_scaled_mm with scales of shape {scale.shape} is not supported on tpu; use (), (M, 1) or (1, N).")
+            raise NotImplementedError(
+                f"_scaled_mm with scales of shape {scale.shape} is not supported on tpu; use (), (M, 1) or (1, N)."
+            )
         z = z * hlo.broadcast_to(hlo.reshape(scale, ()) if scale.numel == 1 else scale, z.shape)
     if bias is not None:
         z = z + hlo.broadcast_to(hlo.convert(bias, torch.float32), z.shape)
@@ -127,7 +132,14 @@ def scaled_mm(
 
 @lower("_trilinear")
 def trilinear(
-    x: Value, y: Value, z: Value, expand_x: list[int], expand_y: list[int], expand_z: list[int], sums: list[int], unroll: int = 1
+    x: Value,
+    y: Value,
+    z: Value,
+    expand_x: list[int],
+    expand_y: list[int],
+    expand_z: list[int],
+    sums: list[int],
+    unroll: int = 1,
 ) -> Value:
     """``sum(x * y * z)`` over ``sums`` after inserting the expanded dimensions: the product behind ``bilinear``.
 

@@ -28,7 +28,9 @@ def convolution_backward_overrideable(
     return made[0], made[1], made[2]
 
 
-def fractional_max_pool3d_backward(grad: Tensor, x: Tensor, kernel: list[int], size: list[int], indices: Tensor) -> Tensor:
+def fractional_max_pool3d_backward(
+    grad: Tensor, x: Tensor, kernel: list[int], size: list[int], indices: Tensor
+) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -50,6 +52,10 @@ def geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
     return packed, a.new_empty((*a.shape[:-2], min(a.shape[-2:])))
 
 
+def _nothing(*_: Any, **__: Any) -> None:
+    """For operators that write their arguments and return nothing."""
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     "convolution_overrideable": convolution_overrideable,
     "convolution_backward_overrideable": convolution_backward_overrideable,
@@ -62,6 +68,16 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_ctc_loss_backward.Tensor": _like(1),
     "_masked_softmax": _like(0),
     "_masked_softmax_backward": _like(0),
+    "binomial": _like(0),
+    "_sample_dirichlet": _like(0),
+    "_standard_gamma_grad": _like(0),
+    "_dirichlet_grad": _like(0),
+    "_fused_sgd_": _nothing,
+    "_fused_sgd_.tensor_lr": _nothing,
+    "_fused_adam_.tensor_lr": _nothing,
+    "_fused_adamw_.tensor_lr": _nothing,
+    "_fused_adagrad_": _nothing,
+    "_fused_adagrad_.tensor_lr": _nothing,
 }
 
 

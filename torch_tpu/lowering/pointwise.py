@@ -102,10 +102,15 @@ def _power_of_two(n: Value) -> Value:
     return hlo.bitcast_convert(bits, torch.float32)
 
 
+def _scaled_parts(z: Value, factor: float) -> Value:
+    """A complex number times a real one, part by part: no NaN from 0 times infinity."""
+    return hlo.complex_(hlo.real(z) * factor, hlo.imag(z) * factor)
+
+
 def exp2(x: Value) -> Value:
     """2**x, exact for whole ``x``: a power of two scales exp of the rest, which is at most 1/2."""
     if x.dtype.is_complex:
-        return hlo.exponential(x * math.log(2))
+        return hlo.exponential(_scaled_parts(x, math.log(2)))
     n = hlo.clamp(-1076.0, hlo.round_nearest_even(x), 1026.0)
     rest = hlo.exponential((x - n) * math.log(2))
     # Half of the exponent at a time, so that neither factor overflows before the product does.
@@ -122,9 +127,9 @@ def _exact_log(base: int, exact: int) -> Unary:
     """Logarithm in ``base`` that is exact at the powers of ``base`` up to ``base**exact``: floor(log2(8)) must be 3."""
 
     def log(x: Value) -> Value:
-        y = hlo.log(x) / math.log(base)
         if x.dtype.is_complex:
-            return y
+            return _scaled_parts(hlo.log(x), 1 / math.log(base))
+        y = hlo.log(x) / math.log(base)
         n = hlo.round_nearest_even(y)
         inside = hlo.clamp(-126.0, n, 126.0)
         if base == 2:
@@ -411,12 +416,9 @@ def power_scalar(x: Value, exponent: int | float | complex, *, result: list[Type
             return 1 / (x if exponent == -1 else x * x)
     if is_inexact(x):
         return power(x, hlo.convert(hlo.constant(exponent, result[0].dtype, x.shape), x.dtype))
-    product = None
-    while exponent:  # an integer: by its bits
-        if exponent & 1:
-            product = x if product is None else product * x
-        x, exponent = x * x, exponent >> 1
-    assert product is not None
+    product, bits = hlo.full_like(x, 1), int(exponent)  # type: ignore[arg-type]
+    while bits:
+        product, x, bits = (product * x if bits & 1 else product), x * x, bits >> 1
     return product
 
 

@@ -12,7 +12,8 @@ import torch
 from torch_tpu.lowering.common import compute_dtype, lowest
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.taps import Row, as_rows, resample, scatter_sum, transposed, windows
-from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
+from torch_tpu.stablehlo import Shape, Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 #: Gradients of larger windows scatter instead of visiting every window position.
 MOST_TAPS = 32
@@ -32,7 +33,13 @@ class Window:
 
     @staticmethod
     def of(
-        rank: int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], size: Shape, out: Shape
+        rank: int,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        size: Shape,
+        out: Shape,
     ) -> Window:
         kernel, stride, padding, dilation = (
             tuple(v) * rank if len(v) == 1 else tuple(v) for v in (kernel, stride or kernel, padding, dilation)
@@ -60,7 +67,7 @@ class Window:
         )  # fmt: skip
 
 
-# ---- maximum ----------------------------------------------------------------------------------------------------------
+# ---- maximum -------------------------------------------------------------------------------------------------------
 def _larger(left: Sequence[Value], right: Sequence[Value]) -> list[Value]:
     """The larger of two (value, position) pairs: of equals the first in memory, of NaN the last, as PyTorch scans."""
     (a, i), (b, j) = left, right
@@ -81,7 +88,9 @@ def _positions(shape: Shape, rank: int) -> Value:
     return total
 
 
-def max_pool(rank: int, x: Value, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], out: Shape) -> list[Value]:
+def max_pool(
+    rank: int, x: Value, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], out: Shape
+) -> list[Value]:
     if 0 in out:
         return [hlo.constant(0, x.dtype, out), hlo.constant(0, torch.int64, out)]
     window = Window.of(rank, kernel, stride, padding, dilation, x.shape, out)
@@ -126,13 +135,15 @@ def _scattered(grad: Value, x: Value, rank: int, at: Value) -> Value:
     return hlo.convert(hlo.reshape(total, x.shape), x.dtype)
 
 
-# ---- mean -------------------------------------------------------------------------------------------------------------
+# ---- mean ----------------------------------------------------------------------------------------------------------
 def _divisor(window: Window, shape: Shape, dtype: torch.dtype, include_pad: bool, override: int | None) -> Value:
     """The count that each window's sum is divided by, broadcast to ``shape``."""
     if override:
         return hlo.constant(override, dtype, shape)
     total, lead = hlo.constant(1, dtype, shape), len(shape) - window.rank
-    for i, (k, s, p, n, o) in enumerate(zip(window.kernel, window.stride, window.padding, window.size, window.out, strict=True)):
+    for i, (k, s, p, n, o) in enumerate(
+        zip(window.kernel, window.stride, window.padding, window.size, window.out, strict=True)
+    ):
         bounds = [(j * s - p, min(j * s - p + k, n + p)) for j in range(o)]
         counts = [b - a if include_pad else min(b, n) - max(a, 0) for a, b in bounds]
         total = total * hlo.broadcast_in_dim(hlo.constant_list(counts, dtype), shape, [lead + i])
@@ -144,7 +155,14 @@ def _avg_window(rank: int, kernel: list[int], stride: list[int], padding: list[i
 
 
 def avg_pool(
-    rank: int, x: Value, kernel: list[int], stride: list[int], padding: list[int], include_pad: bool, override: int | None, out: Shape
+    rank: int,
+    x: Value,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    include_pad: bool,
+    override: int | None,
+    out: Shape,
 ) -> Value:
     if 0 in out:
         return hlo.constant(0, x.dtype, out)
@@ -169,7 +187,7 @@ def avg_pool_backward(grad: Value, x: Value, window: Window, include_pad: bool, 
     return hlo.convert(total, x.dtype)
 
 
-# ---- adaptive ---------------------------------------------------------------------------------------------------------
+# ---- adaptive ------------------------------------------------------------------------------------------------------
 def adaptive_rows(size: int, out: int) -> list[list[int]]:
     """The positions of each of ``out`` windows that cover ``size`` positions as evenly as possible."""
     return [list(range(i * size // out, -(-(i + 1) * size // out))) for i in range(out)]
@@ -207,7 +225,7 @@ def adaptive_max_pool(rank: int, x: Value, out: Shape) -> list[Value]:
     return [hlo.convert(values, x.dtype), hlo.convert(at, torch.int64)]
 
 
-# ---- fractional -------------------------------------------------------------------------------------------------------
+# ---- fractional ----------------------------------------------------------------------------------------------------
 def _fractional_starts(sample: Value, size: int, out: int, kernel: int) -> Value:
     """First positions ``[batch, out]`` of the windows (Graham 2014, arXiv:1412.6071), from one random number per row."""
     shape = (sample.shape[0], out)
@@ -249,7 +267,7 @@ def fractional_max_pool(rank: int, x: Value, kernel: list[int], samples: Value, 
     return [hlo.reshape(pair[0], out), hlo.convert(hlo.reshape(pair[1], out), torch.int64)]
 
 
-# ---- registration -----------------------------------------------------------------------------------------------------
+# ---- registration --------------------------------------------------------------------------------------------------
 def _register(rank: int) -> None:
     """The operators of one spatial rank (PyTorch serves 1-D as 2-D)."""
     nd = f"{rank}d"
@@ -268,7 +286,9 @@ def _register(rank: int) -> None:
 
     @lower(f"avg_pool{nd}_backward")
     def mean_backward(grad, x, kernel, stride, padding, ceil_mode, include_pad, override):
-        return avg_pool_backward(grad, x, _avg_window(rank, kernel, stride, padding, x.shape, grad.shape), include_pad, override)
+        return avg_pool_backward(
+            grad, x, _avg_window(rank, kernel, stride, padding, x.shape, grad.shape), include_pad, override
+        )
 
     @lower(f"_adaptive_avg_pool{nd}")
     def adaptive_mean(x, size, *, result):

@@ -1,8 +1,9 @@
 """Products and convolutions at the precision that the user asked for.
 
-A TPU multiplies in bfloat16 and accumulates in float32. A float32 product takes one such pass (``medium``), three passes on
-the high and low halves of the operands (``high``), or as many as float32 needs (``highest``). XLA is told by the precision
-attribute; its CPU backend ignores that, so there the passes are written out with ``reduce_precision``.
+A TPU multiplies in bfloat16 and accumulates in float32. A float32 product takes one such pass (``medium``), three
+passes on the high and low halves of the operands (``high``), or as many as float32 needs (``highest``). XLA is told
+by the precision attribute; its CPU backend ignores that, so there the passes are written out with
+``reduce_precision``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 
 from torch_tpu.lowering.common import tracer
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 #: PyTorch's name of a float32 precision -> StableHLO's.
 ATTRIBUTE = {"medium": "DEFAULT", "high": "HIGH", "highest": "HIGHEST"}
@@ -56,15 +58,18 @@ def _served(x: Value, y: Value, multiply: Callable[..., Value], dtype: torch.dty
     return hlo.convert(multiply(x, y, dtype=x.dtype, precision="HIGHEST"), result)
 
 
-def product(x: Value, y: Value, *, contract: Contract, batch: Contract = ((), ()), dtype: torch.dtype | None = None) -> Value:
+def product(
+    x: Value, y: Value, *, contract: Contract, batch: Contract = ((), ()), dtype: torch.dtype | None = None
+) -> Value:
     """Generalised matrix product: batch, then ``x``'s, then ``y``'s free dimensions.
 
-    float32 follows ``tracer().precision``; half types accumulate in float32; float64, complex and integers are exact up to
-    their own arithmetic.
+    float32 follows ``tracer().precision``, half types accumulate in float32, all others keep to their own arithmetic.
 
     Args:
-        x, y: Operands of one dtype.
-        contract, batch: Dimensions of ``x`` and of ``y``, paired.
+        x: Left operand.
+        y: Right operand, of the same dtype.
+        contract: Summed dimensions of ``x`` and of ``y``, paired.
+        batch: Common dimensions of ``x`` and of ``y``, paired.
         dtype: Of the result; by default the operands'. float32 keeps a half product's accumulator unrounded.
     """
 
@@ -81,7 +86,9 @@ def _integer_product(x: Value, y: Value, contract: Contract, batch: Contract) ->
     free_x = [i for i in range(x.ndim) if i not in contract[0] and i not in batch[0]]
     free_y = [i for i in range(y.ndim) if i not in contract[1] and i not in batch[1]]
     order_x, order_y = [*batch[0], *free_x, *contract[0]], [*batch[1], *free_y, *contract[1]]
-    shape = [x.shape[i] for i in [*batch[0], *free_x]] + [y.shape[i] for i in free_y] + [x.shape[i] for i in contract[0]]
+    shape = (
+        [x.shape[i] for i in [*batch[0], *free_x]] + [y.shape[i] for i in free_y] + [x.shape[i] for i in contract[0]]
+    )
     nb, nx, ny, nc = len(batch[0]), len(free_x), len(free_y), len(contract[0])
     last = range(nb + nx + ny, nb + nx + ny + nc)
     a = hlo.broadcast_in_dim(hlo.transpose(x, order_x), shape, [*range(nb + nx), *last])
@@ -103,7 +110,7 @@ def exact_matmul(x: Value, y: Value) -> Value:
 
 
 def convolve(x: Value, kernel: Value, *, dtype: torch.dtype | None = None, **window: Any) -> Value:
-    """StableHLO ``convolution`` (see :func:`torch_tpu.stablehlo.ops.convolution`) at the precision of :func:`product`."""
+    """:func:`torch_tpu.stablehlo.ops.convolution` at the precision of :func:`product`."""
 
     def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
         return hlo.convolution(a, b, dtype=dtype, precision=precision, **window)

@@ -222,14 +222,22 @@ def multinomial(weights: Value, count: int, replacement: bool = False, *, result
     if count > categories and not replacement:
         raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
     p = hlo.convert(weights, compute_dtype(weights.dtype))
-    rows = hlo.reshape(p, (-1 if p.numel == 0 else p.numel // categories, categories)) if p.numel else p
+    _check_weights(p)
     if 0 in result[0].shape:
         return hlo.constant(0, torch.int64, result[0].shape)
+    rows = hlo.reshape(p, (p.numel // categories, categories))
     if not replacement or count == 1:
         chosen = hlo.top_k(rows / exponential_unit(rows.shape, p.dtype), count)[1]
     else:
         chosen = _inverse(rows, count)
     return hlo.convert(hlo.reshape(chosen, result[0].shape), torch.int64)
+
+
+def _check_weights(p: Value) -> None:
+    """Reports weights that are negative, infinite or NaN, and rows that sum to zero: they have no category to give."""
+    total = hlo.reduce_one(p, 0.0, [p.ndim - 1], hlo.add)
+    bad = hlo.reduce_one(~hlo.and_(p >= 0.0, hlo.is_finite(p)), False, [p.ndim - 1], hlo.or_)
+    tracer().check_index(hlo.or_(bad, ~(total > 0.0)))
 
 
 _NAMES = {torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool"}

@@ -1,8 +1,8 @@
 """Resizing (``upsample_*``, ``interpolate``) and sampling at run-time positions (``grid_sample``).
 
-Every resize is separable: along each dimension an output element is a weighted sum of a few input elements, at positions and
-with weights that the sizes alone decide. They are computed here in ATen's own arithmetic (float32 but for float64 inputs,
-``aten/src/ATen/native/UpSample.h``), so that no position falls on the other side of a rounding.
+Every resize is separable: along each dimension an output element is a weighted sum of a few input elements, at
+positions and with weights that the sizes alone decide. They are computed here in ATen's own arithmetic (float32 but
+for float64 inputs, ``aten/src/ATen/native/UpSample.h``), so that no position falls on the other side of a rounding.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import torch
 from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.taps import Row, as_rows, resample, scatter_sum, transposed
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 Float = Any  # np.float32 or np.float64
 
-# ---- weights ----------------------------------------------------------------------------------------------------------
+# ---- weights -------------------------------------------------------------------------------------------------------
 
 
 def _step(size: int, out: int, align: bool, scale: float | None, real: Float) -> Any:
@@ -95,15 +96,18 @@ def _lanczos(x: float) -> float:
 
 
 def antialiased(kernel: Callable[[float], float], support: float) -> Callable[..., list[Row]]:
-    """Weights of a filter that widens with the step, so that shrinking averages; normalised to a sum of one."""
+    """Weights of a filter that widens with the step, so that shrinking averages; normalised to a sum of one.
+
+    PyTorch measures from the middle of elements even with ``align_corners``.
+    """
 
     def rows(size: int, out: int, align: bool, scale: float | None, real: Float) -> list[Row]:
-        step, delta, result = float(_step(size, out, align, scale, real)), 0.0 if align else 0.5, []
+        step, result = float(_step(size, out, align, scale, real)), []
         wide, narrow = max(step, 1.0) * support, min(1.0, 1.0 / step) if step else 1.0
         for i in range(out):
-            center = step * (i + delta)
-            first, last = max(int(center - wide + delta), 0), min(int(center + wide + delta), size)
-            weights = [kernel((j - center + delta) * narrow) for j in range(first, last)]
+            center = step * (i + 0.5)
+            first, last = max(int(center - wide + 0.5), 0), min(int(center + wide + 0.5), size)
+            weights = [kernel((j - center + 0.5) * narrow) for j in range(first, last)]
             total = sum(weights) or 1.0
             result.append([(first + j, w / total) for j, w in enumerate(weights)])
         return result
@@ -111,7 +115,21 @@ def antialiased(kernel: Callable[[float], float], support: float) -> Callable[..
     return rows
 
 
-# ---- upsample_* -------------------------------------------------------------------------------------------------------
+def _resample_bytes(x: Value, dim: int, rows: list[Row]) -> Value:
+    """One dimension of an image of bytes in ATen's fixed point: 16-bit weights, each pass rounded to bytes."""
+    largest = max((w for row in rows for _, w in row), default=0.0)
+    if x.shape[dim] == len(rows) and all(row[0] == (i, 1.0) for i, row in enumerate(rows)):
+        return x
+    bits = next(b for b in range(22) if int(0.5 + largest * (1 << (b + 1))) >= 1 << 15)
+    whole = [
+        [(p, float(math.floor(abs(w) * (1 << bits) + 0.5)) * (1 if w >= 0 else -1)) for p, w in row] for row in rows
+    ]
+    total = resample(hlo.convert(x, torch.int32), dim, whole)
+    rounded = hlo.shift_right_arithmetic(total + (1 << (bits - 1)), bits)
+    return hlo.convert(hlo.clamp(0, rounded, 255), torch.uint8)
+
+
+# ---- upsample_* ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Resize:
     """One ``upsample`` operator: its weights, its spatial rank, whether its schema has ``align_corners``."""
@@ -120,21 +138,22 @@ class Resize:
     rank: int
     aligns: bool
 
-    def matrices(self, size: Sequence[int], out: Sequence[int], rest: Sequence[Any], dtype: torch.dtype) -> list[list[Row]]:
+    def matrices(
+        self, size: Sequence[int], out: Sequence[int], rest: Sequence[Any], dtype: torch.dtype
+    ) -> list[list[Row]]:
         align, scales = (rest[0], rest[1:]) if self.aligns else (False, rest)
-        real = np.float64 if dtype == torch.float64 else np.float32
+        real = np.float64 if dtype in (torch.float64, torch.uint8) else np.float32
         return [self.weights(n, o, align, s, real) for n, o, s in zip(size, out, scales, strict=True)]
 
     def forward(self, x: Value, out: Sequence[int], rest: Sequence[Any]) -> Value:
         matrices = self.matrices(x.shape[2:], out, rest, x.dtype)
         copies = self.weights in (nearest, nearest_exact)
-        integral = not x.dtype.is_floating_point and not copies
-        y = x if copies else hlo.convert(x, torch.float32 if integral else compute_dtype(x.dtype))
+        y = x if copies else hlo.convert(x, compute_dtype(x.dtype))
         for dim in reversed(range(self.rank)):
-            y = resample(y, dim + 2, matrices[dim])
-        if integral:
-            info = torch.iinfo(x.dtype)
-            y = hlo.clamp(info.min, hlo.round_nearest_even(y), info.max)
+            if y.dtype == torch.uint8 and not copies:
+                y = _resample_bytes(y, dim + 2, matrices[dim])
+            else:
+                y = resample(y, dim + 2, matrices[dim])
         return hlo.convert(y, x.dtype)
 
     def backward(self, grad: Value, size: Sequence[int], rest: Sequence[Any]) -> Value:
@@ -180,7 +199,7 @@ for _name, _resize in RESIZES.items():
     _register(_name, _resize)
 
 
-# ---- grid_sample ------------------------------------------------------------------------------------------------------
+# ---- grid_sample ---------------------------------------------------------------------------------------------------
 BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
 
@@ -255,7 +274,7 @@ def _grid_taps(x: Value, grid: Value, mode: int, padding: int, align: bool) -> l
 
 
 def _corners(x: Value, taps: list[list[Tap]]) -> list[tuple[tuple[Tap, ...], Value, Value]]:
-    """Every combination of one tap per dimension: (taps, flat position, whether it lies inside), ``[batch, points]``."""
+    """Every combination of one tap per dimension: (taps, flat position, whether inside), ``[batch, points]``."""
     corners = []
     for corner in itertools.product(*taps):
         position, inside = corner[0].index, corner[0].inside

@@ -1,7 +1,7 @@
 """Scans along one dimension: running sums, products, extrema.
 
-A scan is one ``reduce_window`` whose window reaches from the first element to the current one. XLA makes a tree of short
-windows of it on every platform (ReduceWindowRewriter), so the work is linear in the size.
+A scan is one ``reduce_window`` whose window reaches from the first element to the current one. XLA makes a tree of
+short windows of it on every platform (ReduceWindowRewriter), so the work is linear in the size.
 """
 
 from __future__ import annotations

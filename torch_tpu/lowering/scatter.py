@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -28,7 +29,7 @@ Combine = Callable[[Value, Value], Value]
 Place = Callable[[Value, Value, Combine | None], Value]
 
 
-# ---- three shapes of scatter ------------------------------------------------------------------------------------------
+# ---- three shapes of scatter -----------------------------------------------------------------------------------------
 def place_at(dims: Sequence[int], indices: Sequence[Value], at: int) -> Place:
     """Positions ``indices`` of ``dims``; updates are laid out as :func:`indexing.read_at` lays out its result."""
     rank = indices[0].ndim
@@ -89,7 +90,7 @@ def widened(place: Place) -> Place:
     return wide
 
 
-# ---- reductions -------------------------------------------------------------------------------------------------------
+# ---- reductions ------------------------------------------------------------------------------------------------------
 _REDUCTIONS: dict[str, tuple[Combine, Callable[[torch.dtype], Number]]] = {
     "sum": (hlo.add, lambda _: 0),
     "mean": (hlo.add, lambda _: 0),
@@ -125,7 +126,7 @@ def reduce_into(place: Place, x: Value, source: Value, reduce: str, include_self
     return hlo.convert(total, x.dtype)
 
 
-# ---- scatter along a dimension ------------------------------------------------------------------------------------------
+# ---- scatter along a dimension ---------------------------------------------------------------------------------------
 def _along(x: Value, dim: int, index: Value) -> tuple[Value, Value, Place]:
     """``x`` and ``index`` with at least one dimension, and where ``index`` points to."""
     flat, index = at_least_1d(x), at_least_1d(index)
@@ -163,7 +164,7 @@ def scatter_reduce(
     return hlo.reshape(reduce_into(place, flat, source, reduce, include_self), x.shape)
 
 
-# ---- whole slices -----------------------------------------------------------------------------------------------------
+# ---- whole slices ----------------------------------------------------------------------------------------------------
 def _slices(x: Value, dim: int, index: Value) -> tuple[Value, int, Value, Place]:
     """``x`` with at least one dimension, ``dim``, the positions, and the slices that they name."""
     flat = at_least_1d(x)
@@ -220,7 +221,7 @@ def put(x: Value, index: Value, source: Value, accumulate: bool = False) -> Valu
     return hlo.reshape(written, x.shape)
 
 
-# ---- advanced indexing ------------------------------------------------------------------------------------------------
+# ---- advanced indexing -----------------------------------------------------------------------------------------------
 def _width(index: Value | None) -> int:
     """How many dimensions of the indexed tensor an index stands for."""
     return index.ndim if index is not None and index.dtype == torch.bool else 1
@@ -248,24 +249,30 @@ def _update_extent(values: Value, at_end: int, rank: int) -> int:
     return max([1, *values.shape[max(stop - rank, 0) : max(stop, 0)]])
 
 
-def _from_mask(mask: Value, length: int, exact: bool, alone: bool) -> list[Value]:
-    """A mask's coordinates, ``length`` of each, padded past the end.
+def _from_masks(masks: list[Value], length: int, exact: bool, alone: bool) -> list[list[Value]]:
+    """The coordinates of each mask's true elements, ``length`` of each, padded past the end.
 
-    A mask with one true element broadcasts like an index of length one unless it is ``alone``. With ``exact``, another
-    number of true elements than ``length`` is reported.
+    With ``exact`` they must be ``length`` many, else as many as the fullest mask has. A mask with one true element
+    broadcasts, like an index of length one, unless it is ``alone``. Other numbers are reported.
     """
-    found = true_positions(mask)
-    found = hlo.pad(found, mask.numel, [0], [length - mask.numel])
-    if length and (exact or not alone):
-        count = count_true(mask)
-        fits = hlo.compare(count, length, "EQ")
-        if not alone:
-            one = hlo.compare(count, 1, "EQ")
+    counts = [count_true(m, torch.int32) for m in masks]
+    if exact:
+        number = hlo.constant(length, torch.int32)
+    else:
+        number, empty = functools.reduce(hlo.maximum, counts), functools.reduce(hlo.minimum, counts)
+        number = hlo.select(hlo.compare(empty, 0, "EQ"), 0, number)
+    used = hlo.iota((length,), 0, torch.int32) < hlo.broadcast_in_dim(number, (length,), ())
+    out = []
+    for mask, count in zip(masks, counts, strict=True):
+        found = hlo.pad(true_positions(mask), mask.numel, [0], [length - mask.numel])
+        fits, one = hlo.compare(count, number, "EQ"), hlo.compare(count, 1, "EQ")
+        if not alone and length:
             first = hlo.broadcast_in_dim(hlo.slice_(found, [0], [1]), found.shape, [0])
             found, fits = hlo.select(one, first, found), hlo.or_(fits, one)
-        if exact:
+        if exact or len(masks) > 1:
             tracer().check_index(hlo.not_(fits))
-    return coordinates(found, mask.shape)
+        out.append(coordinates(hlo.select(used, found, mask.numel), mask.shape))
+    return out
 
 
 def _select_masked(x: Value, dim: int, mask: Value, values: Value, accumulate: bool) -> Value:
@@ -298,11 +305,11 @@ def _index_put(x: Value, indices: list[Value | None], values: Value, accumulate:
                 return _select_masked(x, named[0][0], masks[0], values, accumulate)
             length, exact = max(m.numel for m in masks), False
         shape = (*shape[:-1], length)
+    found = iter(_from_masks(masks, length, exact, len(named) == 1) if masks else ())
     given = []
     for dim, index in named:
         if index.dtype == torch.bool:
-            found = _from_mask(index, length, exact, len(named) == 1)
-            given += [checked(i, n, drop=True, check=False) for i, n in zip(found, index.shape, strict=True)]
+            given += [checked(i, n, drop=True, check=False) for i, n in zip(next(found), index.shape, strict=True)]
         else:
             given.append(checked(index, x.shape[dim], wrap=True, drop=True, check=check))
     place = widened(place_at(dims, [hlo.broadcast_to(i, shape) for i in given], at))
@@ -328,7 +335,7 @@ def index_put_impl(
     return _index_put(x, indices, values, accumulate, check=not unsafe)
 
 
-# ---- masks ------------------------------------------------------------------------------------------------------------
+# ---- masks -----------------------------------------------------------------------------------------------------------
 @lower("masked_scatter")
 def masked_scatter(x: Value, mask: Value, source: Value) -> Value:
     """The k-th true element takes ``source[k]``; more true elements than ``source`` has are reported."""

@@ -15,7 +15,7 @@ from torch_tpu.lowering.view import span
 from torch_tpu.stablehlo import Type, Value, ops as hlo
 
 
-# ---- joining ----------------------------------------------------------------------------------------------------------
+# ---- joining ---------------------------------------------------------------------------------------------------------
 @lower("cat")
 def cat(tensors: list[Value], dim: int = 0, *, result: list[Type]) -> Value:
     """Concatenation with promotion; one-dimensional empty tensors join anything, as they always did."""
@@ -30,7 +30,7 @@ def stack(tensors: list[Value], dim: int = 0, *, result: list[Type]) -> Value:
     return hlo.concatenate([hlo.expand_dims(hlo.convert(t, result[0].dtype), [dim]) for t in tensors], dim)
 
 
-# ---- constant padding, repetition, reversal -------------------------------------------------------------------------------
+# ---- constant padding, repetition, reversal --------------------------------------------------------------------------
 def _amounts(padding: Sequence[int], rank: int) -> list[tuple[int, int]]:
     """PyTorch's padding list, last dimension first, as (low, high) per dimension."""
     pairs = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)]
@@ -92,7 +92,7 @@ def _as_int32(n: int) -> int:
     return max(min(n, 2**31 - 1), -(2**31))
 
 
-# ---- reflection and replication -------------------------------------------------------------------------------------------
+# ---- reflection and replication --------------------------------------------------------------------------------------
 # Each border is a linear map of the input along one dimension: a strip of the input, and its transpose for the gradient.
 def _reflect(x: Value, dim: int, lo: int, hi: int) -> tuple[Value | None, Value | None]:
     n = x.shape[dim]
@@ -165,7 +165,7 @@ _register_border("reflection_pad", _reflect, _reflect_transposed)
 _register_border("replication_pad", _replicate, _replicate_transposed)
 
 
-# ---- views as values --------------------------------------------------------------------------------------------------
+# ---- views as values -------------------------------------------------------------------------------------------------
 def _traced(x: Value) -> torch.Tensor:
     """``x`` as a contiguous tensor of this trace, for a view operator to work on."""
     t = torch.empty(x.shape, dtype=x.dtype, device="meta")
@@ -235,7 +235,7 @@ def as_strided_scatter(
     return tracer().read(mine)
 
 
-# ---- gradients of views -----------------------------------------------------------------------------------------------
+# ---- gradients of views ----------------------------------------------------------------------------------------------
 @lower("slice_backward")
 def slice_backward(grad: Value, input_sizes: list[int], dim: int, start: int, end: int, step: int) -> Value:
     dim %= len(input_sizes)

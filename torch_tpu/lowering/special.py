@@ -464,7 +464,7 @@ def _whole(n: Value) -> Value:
 
 
 def _chebyshev_rule(
-    first: Callable[[Value], Value], trigonometric: Step, threshold: int, shifted: bool
+    first: Callable[[Value], Value], trigonometric: Callable[[Value, Value], Value], threshold: int, shifted: bool
 ) -> Callable[[Value, Value], Value]:
     """A Chebyshev polynomial: the recurrence for small degrees and |x| >= 1, else its trigonometric form in acos(x)."""
 
@@ -474,16 +474,16 @@ def _chebyshev_rule(
         angular = hlo.and_(n > float(threshold), hlo.abs_(x) < 1.0)
         angle = hlo.acos(x)
         loop = _recurrence(x, n, first(x), lambda x, k, p, q: (x + x) * q - p, hlo.not_(angular))
-        return hlo.select(angular, trigonometric(n, angle, hlo.cosine, hlo.sine), loop)
+        return hlo.select(angular, trigonometric(n, angle), loop)
 
     return rule
 
 
 _CHEBYSHEV = {  # degree 1, the form in acos(x), and the degrees up to which ATen uses the recurrence, plain and shifted
-    "t": (lambda x: x, lambda n, a, cos, sin: cos(n * a), 6, 6),
-    "u": (lambda x: x + x, lambda n, a, cos, sin: sin((n + 1.0) * a) / sin(a), 8, 6),
-    "v": (lambda x: x + x - 1.0, lambda n, a, cos, sin: cos((n + 0.5) * a) / cos(a / 2.0), 8, 6),
-    "w": (lambda x: x + x + 1.0, lambda n, a, cos, sin: sin((n + 0.5) * a) / sin(a / 2.0), 8, 4),
+    "t": (lambda x: x, lambda n, a: hlo.cosine(n * a), 6, 6),
+    "u": (lambda x: x + x, lambda n, a: hlo.sine((n + 1.0) * a) / hlo.sine(a), 8, 6),
+    "v": (lambda x: x + x - 1.0, lambda n, a: hlo.cosine((n + 0.5) * a) / hlo.cosine(a / 2.0), 8, 6),
+    "w": (lambda x: x + x + 1.0, lambda n, a: hlo.sine((n + 0.5) * a) / hlo.sine(a / 2.0), 8, 4),
 }
 
 

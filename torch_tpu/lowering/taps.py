@@ -1,7 +1,7 @@
 """Reading an array at positions known when the program is built: the shared part of adaptive pooling and resizing.
 
-A *row* lists the ``(position, weight)`` taps of one output element along one dimension. A list of rows is a sparse matrix;
-its transpose is the gradient, again read position by position, so that nothing is scattered.
+A *row* lists the ``(position, weight)`` taps of one output element along one dimension. A list of rows is a sparse
+matrix; its transpose is the gradient, again read position by position, so that nothing is scattered.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import torch
 
 from torch_tpu.lowering.common import Number
 from torch_tpu.lowering.view import index_dtype
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 Row = list[tuple[int, float]]
 
 
 def take(x: Value, dim: int, positions: Sequence[int]) -> Value:
-    """``x[..., positions, ...]`` along ``dim``: a slice or a broadcast where the positions are regular, else a gather."""
+    """``x[..., positions, ...]`` along ``dim``: a slice or a broadcast where they are regular, else a gather."""
     n, size = len(positions), x.shape[dim]
     if n and list(positions) == list(range(positions[0], positions[0] + n)):
         return hlo.slice_dim(x, dim, positions[0], positions[0] + n)
@@ -80,8 +81,8 @@ def scatter_sum(values: Value, positions: Value, size: int) -> Value:
     itype = index_dtype(batch * size)
     flat = hlo.convert(positions, itype) + hlo.iota(positions.shape, 0, itype) * size
     total = hlo.scatter(
-        hlo.constant(0, values.dtype, (batch * size,)), hlo.reshape(flat, (batch * n, 1)), hlo.reshape(values, (batch * n,)),
-        hlo.add, update_window_dims=[], inserted_dims=[0], index_map=[0],
+        hlo.constant(0, values.dtype, (batch * size,)), hlo.reshape(flat, (batch * n, 1)),
+        hlo.reshape(values, (batch * n,)), hlo.add, update_window_dims=[], inserted_dims=[0], index_map=[0],
     )  # fmt: skip
     return hlo.reshape(total, (batch, size))
 

@@ -1,13 +1,14 @@
 """Strided views of a base array, read and written inside a program.
 
 A storage holds one row-major *base* array. A tensor is a window on it: sizes, strides and an offset, in elements of its
-dtype. :func:`read_view` rebuilds the window from the base, :func:`write_view` computes the base after a write through it.
-The offset may be a run-time value, so that ``x[0]``, ``x[1]``, ... are one program.
+dtype. :func:`read_view` rebuilds the window from the base, :func:`write_view` computes the base after a write through
+it. The offset may be a run-time value, so that ``x[0]``, ``x[1]``, ... are one program.
 
-Most windows follow a *chain*: after dropping broadcast dimensions and sorting by falling stride, what lies inside one step of
-a dimension stays inside that step. Such a window is found by cutting the base into rows as long as the largest stride,
-taking some of them, and doing the same within each row; slices, steps, selections, transposes and diagonals are all of this
-kind. What is left (overlapping windows) is a gather.
+Most windows follow a *chain*: after dropping broadcast dimensions and sorting by falling stride, what lies inside one
+step of a dimension stays inside that step. Such a window is found by cutting the base into rows as long as the largest
+stride, taking some of them, and doing the same within each row; slices, steps, selections, transposes and diagonals are
+all of this kind. Where rows cut at the offset's phase would break the window, the elements that it reaches over are
+taken first. What is left (overlapping windows) is a gather.
 """
 
 from __future__ import annotations
@@ -204,7 +205,9 @@ def as_dtype(base: Value, dtype: torch.dtype) -> Value:
         return as_dtype(hlo.reshape(pairs, (*base.shape[:-1], base.shape[-1] * 2) if base.ndim else (2,)), dtype)
     if dtype.is_complex:
         pairs = as_dtype(base, torch.float32 if dtype == torch.complex64 else torch.float64)
-        pairs = hlo.reshape(pairs, (*pairs.shape[:-1], -(-pairs.shape[-1] // 2), 2))
+        if not pairs.ndim or pairs.shape[-1] % 2:
+            pairs = hlo.pad(_flat(pairs), 0, [0], [pairs.numel % 2])
+        pairs = hlo.reshape(pairs, (*pairs.shape[:-1], pairs.shape[-1] // 2, 2))
         re, im = (hlo.squeeze(hlo.slice_dim(pairs, pairs.ndim - 1, i, i + 1), [-1]) for i in range(2))
         return hlo.complex_(re, im)
     a, b = base.dtype.itemsize, dtype.itemsize
@@ -229,8 +232,11 @@ def read_view(
 
     Args:
         base: The base array, any shape; its row-major order is the memory order.
-        sizes, strides, offset: The window in elements of ``dtype``. A run-time ``offset`` is a 0-d integer value.
-        fits: For a run-time offset, whether the chain's slice stays inside its dimensions at that offset.
+        sizes: The window's shape.
+        strides: Its strides in elements of ``dtype``.
+        offset: Its first element. A run-time offset is a 0-d integer value.
+        dtype: The element type to see the memory as.
+        fits: For a run-time offset, :meth:`Chain.fits` of its value; False is always right.
     """
     sizes, strides = tuple(sizes), tuple(strides)
     if 0 in sizes:
@@ -239,7 +245,9 @@ def read_view(
     if isinstance(offset, int) and offset == 0 and sizes == base.shape and strides == contiguous_strides(sizes):
         return base
     chain = chain_of(sizes, strides)
-    if chain is not None and (chain.fits(offset) if isinstance(offset, int) else fits):
+    if chain is not None:
+        if not (chain.fits(offset) if isinstance(offset, int) else fits):
+            base, offset = _take(_flat(base), 0, offset, chain.reaches[0]), 0
         return _expand(_read_chain(base, _levels(chain, base), offset), sizes, chain.order)
     flat = _flat(base)
     reads = [1 if t == 0 else n for n, t in zip(sizes, strides, strict=True)]
@@ -286,11 +294,14 @@ def write_view(
         flat = _flat(written)
         return hlo.reshape(hlo.slice_dim(flat, 0, 0, base.numel), base.shape)
     chain = chain_of(sizes, strides)
-    if chain is not None and (chain.fits(offset) if isinstance(offset, int) else fits):
+    flat = _flat(base)
+    if chain is not None:
         levels = _levels(chain, base)
         update = hlo.reshape(to_memory_order(value, sizes, strides), [n for n, _ in levels])
-        return hlo.reshape(_write_chain(_flat(base), levels, offset, update), base.shape)
-    flat = _flat(base)
+        if chain.fits(offset) if isinstance(offset, int) else fits:
+            return hlo.reshape(_write_chain(flat, levels, offset, update), base.shape)
+        reached = _write_chain(_take(flat, 0, offset, chain.reaches[0]), levels, 0, update)
+        return hlo.reshape(_put(flat, 0, offset, reached), base.shape)
     writes = [1 if t == 0 else n for n, t in zip(sizes, strides, strict=True)]
     value = hlo.slice_(value, [0] * value.ndim, writes)
     indices = _flat_indices(writes, strides, offset, index_dtype(flat.numel))

@@ -32,7 +32,8 @@ _SWEEP_EVERY = 256  # stores between checks of the folder's size
 
 _lock = threading.Lock()
 _stores = 0
-_disabled = False
+_disabled = False  # neither read nor written any more
+_read_only = False  # not written any more
 
 
 def folder() -> Path:
@@ -40,7 +41,13 @@ def folder() -> Path:
     chosen = config.get("TORCH_TPU_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_tpu"
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if caches:
+        return Path(caches) / "torch_tpu"
+    try:
+        return Path.home() / ".cache" / "torch_tpu"
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"torch_tpu-{os.getuid()}"
 
 
 def enabled() -> bool:
@@ -169,23 +176,23 @@ def load(key: str) -> tuple[Plan, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        _give_up(f"cannot be read ({error})")
+        _give_up(f"cannot be read ({error}); this process goes on without it")
         return None
     try:
         plan, executable = _unpack(data)
         loaded = _C._load(executable)
     except Exception as error:  # whatever is wrong with the entry, compiling again is right
         warnings.warn(f"torch_tpu: dropped the cache entry {path.name}: {error}.", stacklevel=2)
-        _remove(path)
+        _remove_if_possible(path)
         return None
     _touch(path)
     return plan, loaded
 
 
 def store(key: str, plan: Plan, executable: Any) -> None:
-    """Writes an entry. A folder that cannot be written is a warning, once; the program goes on."""
+    """Writes an entry. A folder that cannot be written is a warning, once; its entries are still read."""
     global _stores
-    if not enabled():
+    if not enabled() or _read_only:
         return
     path = _path(key)
     try:
@@ -199,37 +206,47 @@ def store(key: str, plan: Plan, executable: Any) -> None:
         except BaseException:
             _remove(Path(temporary))
             raise
+        with _lock:
+            _stores += 1
+            due = _stores % _SWEEP_EVERY == 1
+        if due:
+            sweep()
     except OSError as error:
-        _give_up(f"cannot be written ({error})")
-        return
+        _give_up(f"cannot be written ({error}); this process adds nothing to it", reading=False)
+
+
+def _give_up(what: str, *, reading: bool = True) -> None:
+    """Stops using the cache, or only writing to it, with one warning however many threads find out."""
+    global _disabled, _read_only
     with _lock:
-        _stores += 1
-        due = _stores % _SWEEP_EVERY == 1
-    if due:
-        sweep()
-
-
-def _give_up(what: str) -> None:
-    global _disabled
-    _disabled = True
-    warnings.warn(
-        f"torch_tpu: the program cache {folder()} {what}; this process goes on without it. Set TORCH_TPU_CACHE_DIR to a folder "
-        f"that you can write, or TORCH_TPU_CACHE=0.",
-        stacklevel=3,
-    )
+        known = _disabled if reading else _disabled or _read_only
+        _disabled, _read_only = _disabled or reading, True
+    if not known:
+        warnings.warn(
+            f"torch_tpu: the program cache {folder()} {what}. Set TORCH_TPU_CACHE_DIR to a folder that you can write, or "
+            f"TORCH_TPU_CACHE=0.",
+            stacklevel=3,
+        )
 
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def _remove_if_possible(path: Path) -> None:
+    try:
+        _remove(path)
+    except OSError as error:
+        _give_up(f"cannot be written ({error}); this process adds nothing to it", reading=False)
+
+
 def _touch(path: Path) -> None:
-    """The modification time is the time of the last use; a read-only cache keeps the old one."""
+    """The modification time is the time of the last use, to the hour."""
     try:
         if time.time() - path.stat().st_mtime > 3600:
             os.utime(path)
-    except OSError as error:
-        warnings.warn(f"torch_tpu: cannot note the use of the cache entry {path.name}: {error}.", stacklevel=2)
+    except OSError:  # a read-only cache keeps the old time; another process may have removed the entry
+        return
 
 
 def entries() -> list[tuple[Path, int, float]]:

@@ -53,9 +53,9 @@ def describe(item: Any, kind: str = "") -> Any:
     if isinstance(item, tuple):
         tag, *rest = item
         if tag == "tensor":
-            position, slot, dtype, sizes, strides, offset, fits, storage, base = rest
+            position, slot, dtype, sizes, strides, offset, fits, storage, base, *lazy_bits = rest
             base = None if base is None else Type(base[1], DTYPE_OF_CODE[base[0]])
-            return TensorArgument(position, slot, DTYPE_OF_CODE[dtype], sizes, strides, offset, fits, storage, base)
+            return TensorArgument(position, slot, DTYPE_OF_CODE[dtype], sizes, strides, offset, fits, storage, base, *lazy_bits)
         if tag == "host":
             index, dtype, wrapped, value = rest
             return HostScalar(index, DTYPE_OF_CODE[dtype], wrapped, value)

@@ -100,4 +100,13 @@ class Value:
     def __bool__(self) -> bool:
         raise TypeError("A traced value has no truth value: use select(), or make the argument static in the rule.")
 
-    # The operators are bound by ops.py, which owns the vocabulary.
+    if TYPE_CHECKING:  # the operators are bound by ops.py, which owns the vocabulary
+
+        def _operator(self, other: Value | complex) -> Value: ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __and__ = _operator
+        __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
+
+        def __neg__(self) -> Value: ...
+
+        def __invert__(self) -> Value: ...

@@ -23,6 +23,7 @@ class TensorArgument(NamedTuple):
     ``offset`` is the window's offset at this call; the program takes it as an operand. ``fits`` says whether the window's
     slice stays inside its chain (:mod:`torch_tpu.lowering.view`). ``base`` is None for memory that was never written.
     ``position`` is the tensor's place among the call's tensor arguments, ``storage`` its storage's size in bytes.
+    ``conjugate`` and ``negative`` are PyTorch's lazy bits: the tensor means that of its memory.
     """
 
     position: int
@@ -34,6 +35,8 @@ class TensorArgument(NamedTuple):
     fits: bool
     storage: int
     base: Type | None
+    conjugate: bool = False
+    negative: bool = False
 
 
 class HostScalar(NamedTuple):
@@ -127,6 +130,8 @@ class _Call:
 
     def _tensor(self, a: TensorArgument) -> torch.Tensor:
         t = torch.empty_strided(a.sizes, a.strides, dtype=a.dtype, device="meta")
+        t = t.conj() if a.conjugate else t
+        t = torch._neg_view(t) if a.negative else t
         self.tensors[id(t)] = (a, t)
         self.trace.bind_lazy(t, lambda: self._read(a))
         return t
@@ -164,7 +169,7 @@ class _Call:
                 resizes.append((a.position, sizes, strides))
             if not self.trace.cell(t).written:
                 continue
-            value = self.trace.read(t)
+            value = self.trace.memory(t)
             whole = view.is_dense(sizes, strides) and t.numel() * t.itemsize == a.storage
             if resized or whole:
                 plan_outputs[a.slot] = view.to_memory_order(value, sizes, strides)
@@ -257,10 +262,10 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
 
 def _donations(operands: list[Operand], outputs: list[Output], trace: Tracer) -> list[tuple[int, int]]:
     """Written storages give their old base to the result that replaces it, where the types agree."""
+    place = {output.slot: (j, output.type) for j, output in enumerate(outputs) if output.slot != -1}
     pairs = []
     for i, operand in enumerate(operands):
-        for j, output in enumerate(outputs):
-            same = operand.kind == "base" and operand.index == output.slot
-            if (same or (operand.kind == "flag" and output.slot == -2)) and trace.function.arguments[i].type == output.type:
-                pairs.append((i, j))
+        slot = operand.index if operand.kind == "base" else -2 if operand.kind == "flag" else -1
+        if slot in place and trace.function.arguments[i].type == place[slot][1]:
+            pairs.append((i, place[slot][0]))
     return pairs

@@ -174,15 +174,17 @@ class Tracer:
 
     def read(self, t: torch.Tensor) -> Value:
         """The contents of a traced tensor as a row-major value."""
-        if t.device.type != "meta":
-            return self._embed(t)
+        return self._embed(t) if t.device.type != "meta" else _lazy_bits(t, self.memory(t))
+
+    def memory(self, t: torch.Tensor) -> Value:
+        """What lies in a traced tensor's memory: its contents, but for lazy conjugation and negation."""
         cell, key = self.cell(t), geometry(t)
         if cell.load is not None and cell.full is not None and cell.full not in cell.windows:
             cell.windows[cell.full] = cell.load()
         if key not in cell.windows:
             sizes, strides, offset, dtype = key
             cell.windows[key] = view.read_view(self._base(cell, t), sizes, strides, offset, dtype)
-        return _lazy_bits(t, cell.windows[key])
+        return cell.windows[key]
 
     def write(self, t: torch.Tensor, value: Value) -> None:
         """``t`` = ``value``, seen by every alias. ``value`` has ``t``'s shape and dtype."""
@@ -317,14 +319,12 @@ class Tracer:
                 raise LoweringError(f"{info.name}: PyTorch's meta kernel and the lowering rule disagree: {error}.") from None
 
     def _decompose(self, info: OpInfo, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        from torch._decomp import decomposition_table
-
         args, kwargs = _numbers(args), _numbers(kwargs)
         target = info.functional
         keys = torch._C.DispatchKey
-        if decomposition := decomposition_table.get(info.op):
+        if decomposition := _decomposition(info.op):
             return self.run(decomposition, *args, **kwargs)
-        if target is not None and target is not info.op and (decomposition := decomposition_table.get(target)):
+        if target is not None and target is not info.op and (decomposition := _decomposition(target)):
             outs = info.op(*args, **kwargs)
             inputs = {k: v for k, v in _numbers(bound).items() if k not in info.out}
             results = self.run(decomposition, **inputs)
@@ -343,6 +343,15 @@ class Tracer:
             self._bind_results(info, self._targets(info, bound, outs), [self.read(t) for t in tree_flatten(results)[0]])
             return outs
         raise NotImplementedError(missing(info.name))
+
+
+def _decomposition(op: OpOverload) -> Callable[..., Any] | None:
+    """PyTorch's Python decomposition. Its references of composite losses want the reduction by name: those are left out."""
+    from torch._decomp import decomposition_table
+
+    function = decomposition_table.get(op)
+    by_name = getattr(function, "__module__", None) == "torch._refs.nn.functional"
+    return None if by_name and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd) else function
 
 
 def missing(name: str) -> str:

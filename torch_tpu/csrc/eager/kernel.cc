@@ -1,5 +1,6 @@
 #include "eager/kernel.h"
 
+#include <ATen/Context.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -9,7 +10,6 @@
 namespace torch_tpu {
 namespace {
 
-std::atomic<int> process_precision{0};
 thread_local int scoped_precision = -1;
 std::atomic<int> process_mode{0};
 thread_local int scoped_mode = -1;
@@ -27,8 +27,16 @@ ArgumentSpec::Kind kind_of(const c10::Argument& argument) {
 
 }  // namespace
 
-int current_precision() { return scoped_precision >= 0 ? scoped_precision : process_precision.load(std::memory_order_relaxed); }
-void set_precision(int level) { process_precision = level; }
+int current_precision() {
+  if (scoped_precision >= 0) return scoped_precision;
+  // Where torch.set_float32_matmul_precision and torch.backends.fp32_precision end for the CPU. Unlike the former's getter it
+  // tells an explicit "highest" from the default.
+  switch (at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
+    case at::Float32Precision::IEEE: return 2;
+    case at::Float32Precision::TF32: return 1;
+    default: return 0;
+  }
+}
 int exchange_scoped_precision(int level) { return std::exchange(scoped_precision, level); }
 Mode current_mode() {
   return static_cast<Mode>(scoped_mode >= 0 ? scoped_mode : process_mode.load(std::memory_order_relaxed));
@@ -42,7 +50,10 @@ Kernel::Kernel(const c10::OperatorHandle& op) : op_(op) {
 }
 
 void Kernel::prepare() {
+  // The lock is not held while Python runs: another thread may hold the GIL and wait for it.
   const OperatorSpec spec = python::operator_spec(name_);
+  std::lock_guard<std::mutex> lock(preparing_);
+  if (prepared_) return;
   on_host_ = spec.on_host;
   for (const auto& argument : op_.schema().arguments()) {
     ArgumentSpec out;
@@ -52,6 +63,7 @@ void Kernel::prepare() {
     if (argument.default_value()) out.default_value = *argument.default_value();
     arguments_.push_back(std::move(out));
   }
+  prepared_.store(true, std::memory_order_release);
 }
 
 ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint64_t precision) {
@@ -61,18 +73,18 @@ ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint6
 }
 
 void Kernel::call(torch::jit::Stack* stack) {
-  std::call_once(prepared_, [this] { prepare(); });
+  if (C10_UNLIKELY(!prepared_.load(std::memory_order_acquire))) prepare();
   if (C10_UNLIKELY(on_host_)) return python::run_on_host(name_, op_.schema(), stack);
   const size_t count = arguments_.size();
   const c10::IValue* arguments = stack->data() + stack->size() - count;
   Call call;
-  const auto precision = static_cast<uint64_t>(current_precision());
-  call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? precision + 1 : 0);
+  call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? static_cast<uint64_t>(current_precision()) + 1 : 0);
   call.read(arguments_, arguments);
   const uint64_t hash = hash_key(call.key);
   ProgramPtr program = programs_.find(call.key, hash);
   if (C10_UNLIKELY(!program)) {
     Runtime::get();
+    const auto precision = static_cast<uint64_t>(current_precision());
     program = compile(call, arguments, precision);
     if (program->uses_precision) call.key[0] = precision + 1;
     programs_.insert(call.key, hash_key(call.key), program);

@@ -28,13 +28,14 @@ class Kernel final : public c10::OperatorKernel {
   static Kernel& of(const c10::OperatorHandle& op);
 
  private:
-  void prepare();  // asks Python for the operator's spec
+  void prepare();  // asks Python for the operator's spec, once
   ProgramPtr compile(const Call& call, const c10::IValue* arguments, uint64_t precision);
 
   const c10::OperatorHandle op_;
   std::string name_;
   std::vector<ArgumentSpec> arguments_;
-  std::once_flag prepared_;
+  std::mutex preparing_;
+  std::atomic<bool> prepared_{false};
   ProgramTable programs_;
   std::atomic<bool> uses_precision_{false};
   bool on_host_ = false;
@@ -43,9 +44,9 @@ class Kernel final : public c10::OperatorKernel {
 // Runs a program for a call; the results replace the arguments on the stack.
 void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t num_arguments);
 
-// Float32 precision of matrix products: 0 medium, 1 high, 2 highest. A thread's scoped value beats the process's.
+// Float32 precision of matrix products: 0 medium, 1 high, 2 highest. A thread's scoped value beats the process's, which is
+// PyTorch's own setting; medium where nobody has set it.
 int current_precision();
-void set_precision(int level);
 int exchange_scoped_precision(int level);  // -1: none
 
 // Eager modes, with the same rule.

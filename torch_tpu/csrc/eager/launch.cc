@@ -18,6 +18,7 @@ struct Operands {
   c10::SmallVector<PJRT_Buffer*, 16> handles;
   c10::SmallVector<ArrayPtr, 8> temporaries;
   c10::SmallVector<int64_t, 4> keep;  // arguments that the program must not consume
+  ArrayPtr index_flag;
 
   void add(ArrayPtr array) {
     handles.push_back(array->handle());
@@ -71,7 +72,7 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
         out.add(random_state(program, call, device));
         break;
       case OperandKind::kFlag:
-        out.add(device.index_flag());
+        out.add(out.index_flag = device.index_flag());
         break;
       case OperandKind::kCode:
         out.add(device.scalars.get(static_cast<int64_t>(program.index_code), operand.dtype, device));
@@ -84,9 +85,11 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
   }
 }
 
-at::Tensor fresh_tensor(const Result& result, const ArrayPtr& array, c10::SmallVectorImpl<c10::Storage>& storages,
+// A tensor over a program output. Results that are windows on one output share its storage.
+at::Tensor fresh_tensor(const Program& program, const Result& result, const ArrayPtr& array, c10::SmallVectorImpl<c10::Storage>& storages,
                         c10::SmallVectorImpl<int32_t>& owners) {
-  // Results that are windows on one program output share its storage.
+  if (C10_LIKELY(!program.shared_outputs))
+    return window_tensor(make_storage(array), result.dtype, result.sizes, result.strides, result.offset);
   for (size_t i = 0; i < owners.size(); ++i)
     if (owners[i] == result.index) return window_tensor(storages[i], result.dtype, result.sizes, result.strides, result.offset);
   auto storage = make_storage(array);
@@ -126,14 +129,14 @@ void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t
     if (slot >= 0)
       call.slots[slot]->set(arrays[i]);
     else if (slot == kIndexFlag)
-      device.set_index_flag(arrays[i]);
+      device.set_index_flag(arrays[i], operands.index_flag);
   }
 
   c10::SmallVector<c10::Storage, 4> storages;
   c10::SmallVector<int32_t, 4> owners;
   auto tensor_of = [&](const Result& result) -> at::Tensor {
     switch (result.kind) {
-      case Result::kOutput: return fresh_tensor(result, arrays[result.index], storages, owners);
+      case Result::kOutput: return fresh_tensor(program, result, arrays[result.index], storages, owners);
       case Result::kArgument: {
         auto* impl = const_cast<at::TensorImpl*>(call.tensors[result.index].tensor);
         return at::Tensor(c10::intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));

@@ -115,6 +115,17 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage(self, std::move(storage), 0, {0}, {});
 }
 
+// CPU and device tensors are plain TensorImpls, so `tensor.data = other` may change the device: modules move in place, and an
+// optimizer made before the move keeps its parameters.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  const auto is_plain_tensor = [](const at::Tensor& t) {
+    return (t.is_cpu() || t.device().type() == kTpu) && t.layout() == c10::kStrided && !t.is_nested() &&
+           !t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched}));
+  };
+  return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set()) ||
+         (is_plain_tensor(self) && is_plain_tensor(from));
+}
+
 void record_stream(at::Tensor&, at::Stream) {}  // one stream: a storage is never reused before its work is done
 
 // ---- copies -------------------------------------------------------------------------------------------------------------
@@ -141,8 +152,14 @@ bool is_plain(const at::Tensor& tensor) {
   return !type || (type->dtype == to_pjrt(tensor.scalar_type()) && type->numel == tensor.numel());
 }
 
+// True if the tensor's array is all of its memory, whatever dtype the array has: a byte copy of a storage may share it.
+bool is_whole(const at::Tensor& tensor) {
+  const auto* type = cell_of(tensor).type();
+  return covers_storage(tensor) && (!type || type->bytes == tensor.storage().nbytes());
+}
+
 void copy_on_device(at::Tensor& self, const at::Tensor& source) {
-  if (self.scalar_type() == source.scalar_type() && same_layout(self, source) && covers_storage(self) && is_plain(source) &&
+  if (self.scalar_type() == source.scalar_type() && same_layout(self, source) && covers_storage(self) && is_whole(source) &&
       !source.is_conj() && !source.is_neg() && !self.is_conj() && !self.is_neg()) {
     cell_of(self).set(array_of(source));
     return;
@@ -243,7 +260,7 @@ at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> format_
     result = at::empty_strided(self.sizes(), self.strides(), self.options());
   else
     result = at::empty_like(self, self.options(), format);
-  if (keeps && is_plain(self) && same_layout(self, result)) {
+  if (keeps && is_whole(self) && same_layout(self, result)) {
     if (!cell_of(self).empty()) cell_of(result).set(cell_of(self).array());
     return result;
   }
@@ -298,6 +315,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_", TORCH_FN(set_nothing));
   m.impl("is_set_to", TORCH_FN(at::native::is_set_to));
+  m.impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
   m.impl("record_stream", TORCH_FN(record_stream));
   m.impl("copy_", TORCH_FN(copy_));
   m.impl("_copy_from", TORCH_FN(copy_from));

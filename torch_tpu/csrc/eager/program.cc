@@ -33,30 +33,49 @@ ProgramTable::ProgramTable() {
   tables().all.push_back(this);
 }
 
-ProgramPtr ProgramTable::find(const Key& key, uint64_t hash) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto [begin, end] = entries_.equal_range(hash);
-  for (auto it = begin; it != end; ++it) {
-    const Key& known = it->second.key;
-    if (known.size() == key.size() && std::memcmp(known.data(), key.data(), key.size() * sizeof(uint64_t)) == 0) {
-      const auto& program = it->second.program;
-      program->hits.fetch_add(1, std::memory_order_relaxed);
-      program->last_used.store(tables().clock.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
-      return program;
-    }
+ProgramTable::Entry* ProgramTable::slot(const Key& key, uint64_t hash) {
+  const size_t mask = entries_.size() - 1;
+  for (size_t i = hash & mask;; i = (i + 1) & mask) {
+    Entry& entry = entries_[i];
+    if (!entry.program) return &entry;
+    if (entry.hash == hash && entry.key.size() == key.size() &&
+        std::memcmp(entry.key.data(), key.data(), key.size() * sizeof(uint64_t)) == 0)
+      return &entry;
   }
-  return nullptr;
+}
+
+void ProgramTable::grow() {
+  std::vector<Entry> old = std::move(entries_);
+  entries_ = std::vector<Entry>(old.empty() ? 8 : old.size() * 2);
+  for (auto& entry : old)
+    if (entry.program) *slot(entry.key, entry.hash) = std::move(entry);
+}
+
+ProgramPtr ProgramTable::find(const Key& key, uint64_t hash) {
+  std::lock_guard<Spinlock> lock(mutex_);
+  if (entries_.empty()) return nullptr;
+  const Entry* entry = slot(key, hash);
+  if (!entry->program) return nullptr;
+  entry->program->hits++;
+  entry->program->last_used = tables().clock.load(std::memory_order_relaxed);
+  return entry->program;
 }
 
 void ProgramTable::insert(const Key& key, uint64_t hash, ProgramPtr program) {
   auto& t = tables();
-  program->last_used = t.clock++;
+  program->last_used = t.clock++;  // time passes with each new program
   t.misses++;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    entries_.emplace(hash, Entry{key, std::move(program)});
+    std::lock_guard<Spinlock> lock(mutex_);
+    if (2 * (used_ + 1) > entries_.size()) grow();
+    Entry* entry = slot(key, hash);
+    if (!entry->program) {
+      ++used_;
+      ++t.programs;
+    }
+    *entry = {hash, key, std::move(program)};
   }
-  if (++t.programs > t.capacity) evict_oldest();
+  while (t.programs > t.capacity) evict_oldest();
 }
 
 void ProgramTable::evict_oldest() {
@@ -65,23 +84,29 @@ void ProgramTable::evict_oldest() {
   ProgramTable* owner = nullptr;
   uint64_t oldest = UINT64_MAX;
   for (auto* table : t.all) {
-    std::lock_guard<std::mutex> inner(table->mutex_);
-    for (auto& [hash, entry] : table->entries_)
-      if (entry.program->last_used < oldest) {
+    std::lock_guard<Spinlock> inner(table->mutex_);
+    for (auto& entry : table->entries_)
+      if (entry.program && entry.program->last_used < oldest) {
         oldest = entry.program->last_used;
         owner = table;
       }
   }
   if (!owner) return;
-  std::lock_guard<std::mutex> inner(owner->mutex_);
-  for (auto it = owner->entries_.begin(); it != owner->entries_.end(); ++it)
-    if (it->second.program->last_used == oldest) {
-      t.forgotten_hits += it->second.program->hits;
-      owner->entries_.erase(it);
-      t.evictions++;
-      t.programs--;
-      return;
+  std::lock_guard<Spinlock> inner(owner->mutex_);
+  std::vector<Entry> kept;
+  for (auto& entry : owner->entries_) {
+    if (!entry.program) continue;
+    if (entry.program->last_used > oldest) {
+      kept.push_back(std::move(entry));
+      continue;
     }
+    t.forgotten_hits += entry.program->hits;
+    t.evictions++;
+    t.programs--;
+  }
+  owner->entries_ = std::vector<Entry>(owner->entries_.size());
+  owner->used_ = kept.size();
+  for (auto& entry : kept) *owner->slot(entry.key, entry.hash) = std::move(entry);
 }
 
 TableStats ProgramTable::stats() {
@@ -89,8 +114,9 @@ TableStats ProgramTable::stats() {
   uint64_t hits = t.forgotten_hits;
   std::lock_guard<std::mutex> lock(t.mutex);
   for (auto* table : t.all) {
-    std::lock_guard<std::mutex> inner(table->mutex_);
-    for (auto& [hash, entry] : table->entries_) hits += entry.program->hits;
+    std::lock_guard<Spinlock> inner(table->mutex_);
+    for (auto& entry : table->entries_)
+      if (entry.program) hits += entry.program->hits;
   }
   return {hits, t.misses, t.evictions, t.programs};
 }
@@ -100,8 +126,9 @@ void ProgramTable::reset_stats() {
   std::lock_guard<std::mutex> lock(t.mutex);
   t.misses = t.evictions = t.forgotten_hits = 0;
   for (auto* table : t.all) {
-    std::lock_guard<std::mutex> inner(table->mutex_);
-    for (auto& [hash, entry] : table->entries_) entry.program->hits = 0;
+    std::lock_guard<Spinlock> inner(table->mutex_);
+    for (auto& entry : table->entries_)
+      if (entry.program) entry.program->hits = 0;
   }
 }
 
@@ -109,8 +136,10 @@ void ProgramTable::clear_all() {
   auto& t = tables();
   std::lock_guard<std::mutex> lock(t.mutex);
   for (auto* table : t.all) {
-    std::lock_guard<std::mutex> inner(table->mutex_);
-    table->entries_.clear();
+    std::vector<Entry> dropped;  // programs are freed outside of the lock
+    std::lock_guard<Spinlock> inner(table->mutex_);
+    dropped.swap(table->entries_);
+    table->used_ = 0;
   }
   t.programs = 0;
 }

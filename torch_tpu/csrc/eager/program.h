@@ -8,11 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "pjrt/executable.h"
 #include "runtime/array.h"
+#include "runtime/spinlock.h"
 
 namespace torch_tpu {
 
@@ -62,9 +62,11 @@ struct Program {
   uint64_t rng_blocks = 0;
   int32_t index_code = 0;
   bool uses_precision = false;
+  bool shared_outputs = false;  // some output has several windows among the results
 
-  mutable std::atomic<uint64_t> hits{0};
-  mutable std::atomic<uint64_t> last_used{0};
+  // Kept by the table, under its lock.
+  mutable uint64_t hits = 0;
+  mutable uint64_t last_used = 0;
 };
 using ProgramPtr = std::shared_ptr<const Program>;
 
@@ -86,12 +88,16 @@ class ProgramTable {
 
  private:
   struct Entry {
+    uint64_t hash = 0;
     Key key;
-    ProgramPtr program;
+    ProgramPtr program;  // null: free
   };
   static void evict_oldest();
-  std::mutex mutex_;
-  std::unordered_multimap<uint64_t, Entry> entries_;
+  void grow();
+  Entry* slot(const Key& key, uint64_t hash);  // the entry of `key`, or the free one where it belongs
+  Spinlock mutex_;
+  std::vector<Entry> entries_;  // open addressing, a power of two
+  size_t used_ = 0;
 };
 
 }  // namespace torch_tpu

@@ -24,9 +24,9 @@ c10::Storage make_storage(const ArrayPtr& array) {
   return storage_of(std::move(pointer), bytes);
 }
 
-at::Tensor window_tensor(const c10::Storage& storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+at::Tensor window_tensor(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          int64_t offset) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                                          c10::scalarTypeToTypeMeta(dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   if (sizes.size() != 1 || sizes[0] != 0) impl->set_sizes_and_strides(sizes, strides, offset);

@@ -10,7 +10,7 @@ namespace torch_tpu {
 // A storage that holds `array`.
 c10::Storage make_storage(const ArrayPtr& array);
 // A tensor over `storage`.
-at::Tensor window_tensor(const c10::Storage& storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+at::Tensor window_tensor(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          int64_t offset);
 // A row-major tensor that holds `array`.
 at::Tensor array_tensor(const ArrayPtr& array, c10::ScalarType dtype, c10::IntArrayRef sizes);

@@ -19,8 +19,6 @@ void release(void* pointer) {
   delete cell;
 }
 
-std::string gib(double bytes) { return c10::str(static_cast<int64_t>(bytes / (1 << 20)), " MiB"); }
-
 }  // namespace
 
 Allocator& Allocator::get() {
@@ -30,12 +28,12 @@ Allocator& Allocator::get() {
 
 c10::DataPtr Allocator::allocate_on(size_t bytes, c10::DeviceIndex index) {
   auto& device = Runtime::get().device(index);
-  const auto live = static_cast<size_t>(device.memory.current.load());
+  const auto live = static_cast<size_t>(device.memory.current());
   if (C10_UNLIKELY(device.capacity && live + bytes > static_cast<size_t>(device.capacity))) {
     device.memory.out_of_memory++;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "tpu:", static_cast<int>(device.index), " is out of memory. Tried to allocate ", gib(bytes),
-                     ". The device has ", gib(device.capacity), ", of which ", gib(live), " are held by ",
-                     device.memory.live.load(), " live storages; the largest are: ", device.largest_holders(),
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "tpu:", static_cast<int>(device.index), " is out of memory. Tried to allocate ", human_bytes(bytes),
+                     ". The device has ", human_bytes(device.capacity), ", of which ", human_bytes(live), " are held by ",
+                     device.memory.live(), " live storages; the largest are: ", device.largest_holders(),
                      ". Free tensors, use a smaller batch, or a device with more memory.");
   }
   auto* cell = new Cell(bytes, device.index);
@@ -60,14 +58,14 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIn
   if (!Runtime::usable()) return stats;
   auto& memory = Runtime::get().device(index).memory;
   c10::CachingAllocator::Stat bytes, count;
-  bytes.current = memory.current;
+  bytes.current = memory.current();
   bytes.peak = memory.peak;
   bytes.allocated = memory.allocated;
   bytes.freed = memory.freed;
-  count.current = memory.live;
+  count.current = memory.live();
   count.peak = memory.peak_live;
   count.allocated = memory.allocations;
-  count.freed = memory.allocations - memory.live;
+  count.freed = memory.frees;
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   stats.allocated_bytes[all] = stats.reserved_bytes[all] = stats.active_bytes[all] = stats.requested_bytes[all] = bytes;
   stats.allocation[all] = stats.active[all] = count;
@@ -77,20 +75,21 @@ c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIn
 
 void Allocator::resetAccumulatedStats(c10::DeviceIndex index) {
   auto& memory = Runtime::get().device(index).memory;
-  memory.allocated = memory.freed = memory.out_of_memory = 0;
-  memory.allocations = memory.live.load();
+  memory.allocated = memory.current();
+  memory.allocations = memory.live();
+  memory.freed = memory.frees = memory.out_of_memory = 0;
 }
 
 void Allocator::resetPeakStats(c10::DeviceIndex index) {
   auto& memory = Runtime::get().device(index).memory;
-  memory.peak = memory.current.load();
-  memory.peak_live = memory.live.load();
+  memory.peak = memory.current();
+  memory.peak_live = memory.live();
 }
 
 std::pair<size_t, size_t> Allocator::getMemoryInfo(c10::DeviceIndex index) {
   auto& device = Runtime::get().device(index);
   const auto total = static_cast<size_t>(device.capacity);
-  return {total - std::min(total, static_cast<size_t>(device.memory.current.load())), total};
+  return {total - std::min(total, static_cast<size_t>(device.memory.current())), total};
 }
 
 REGISTER_ALLOCATOR(kTpu, &Allocator::get())

@@ -20,7 +20,7 @@ class StreamEvent {
     auto events = device.outstanding.snapshot();
     state_->waiting = static_cast<int>(events.size()) + 1;
     for (auto& event : events)
-      event.on_ready([state = state_](const std::string& error) { state->arrive(error); });
+      event->on_ready([state = state_](const std::string& error) { state->arrive(error); });
     state_->arrive({});
   }
   bool query() const { return !state_ || state_->done(); }

@@ -1,5 +1,8 @@
 #include "runtime/outstanding.h"
 
+#include <algorithm>
+#include <mutex>
+
 namespace torch_tpu {
 namespace {
 // A dropped array smaller than this was made by a program that XLA runs at once.
@@ -8,7 +11,7 @@ constexpr size_t kDroppedBeforePruning = 64;
 }  // namespace
 
 void Outstanding::add(Array* array) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<Spinlock> lock(mutex_);
   array->next_ = head_;
   array->previous_ = nullptr;
   if (head_) head_->previous_ = array;
@@ -22,60 +25,74 @@ void Outstanding::unlink(Array* array) {
   array->previous_ = array->next_ = nullptr;
 }
 
+bool Outstanding::finished(const pjrt::Event& event) {
+  if (!event.ready()) return false;
+  try {
+    event.wait();  // returns at once
+  } catch (const pjrt::Error& error) {
+    if (!failure_) failure_ = error;
+  }
+  return true;
+}
+
 void Outstanding::remove(Array* array) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const bool listed = head_ == array || array->previous_ || array->next_;
-  if (!listed) return;
-  unlink(array);
+  {
+    std::lock_guard<Spinlock> lock(mutex_);
+    const bool listed = head_ == array || array->previous_ || array->next_;
+    if (!listed) return;
+    unlink(array);
+  }
   if (array->type()->bytes < kWorthWaitingFor || array->buffer().deleted()) return;
   auto event = array->buffer().ready_event();
-  if (event.ready()) return;
-  if (dropped_.size() >= kDroppedBeforePruning) {
-    std::vector<pjrt::Event> late;
-    for (auto& e : dropped_)
-      if (!e.ready()) late.push_back(std::move(e));
-    dropped_ = std::move(late);
-  }
-  dropped_.push_back(std::move(event));
+  if (!event.ready()) keep(std::move(event));
+}
+
+void Outstanding::keep(pjrt::Event event) {
+  std::lock_guard<Spinlock> lock(mutex_);
+  if (dropped_.size() >= kDroppedBeforePruning) prune();
+  dropped_.push_back(std::make_shared<pjrt::Event>(std::move(event)));
+}
+
+void Outstanding::prune() {
+  dropped_.erase(std::remove_if(dropped_.begin(), dropped_.end(), [&](auto& e) { return finished(*e); }), dropped_.end());
 }
 
 void Outstanding::adopt(pjrt::Event event, std::function<void()> done) {
   event.on_ready([done = std::move(done)](const std::string&) { done(); });
-  std::lock_guard<std::mutex> lock(mutex_);
-  dropped_.push_back(std::move(event));
+  keep(std::move(event));
 }
 
-std::vector<pjrt::Event> Outstanding::snapshot() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<pjrt::Event> events;
+std::vector<Outstanding::EventPtr> Outstanding::snapshot() {
+  std::lock_guard<Spinlock> lock(mutex_);
+  std::vector<EventPtr> events;
   for (Array* array = head_; array;) {
     Array* next = array->next_;
-    auto event = array->buffer().deleted() ? pjrt::Event() : array->buffer().ready_event();
-    if (event.ready())
+    auto event = std::make_shared<pjrt::Event>(array->buffer().deleted() ? pjrt::Event() : array->buffer().ready_event());
+    if (finished(*event))
       unlink(array);  // known to be ready from now on
     else
       events.push_back(std::move(event));
     array = next;
   }
-  for (auto& event : dropped_) events.push_back(std::move(event));
-  dropped_.clear();
+  prune();
+  events.insert(events.end(), dropped_.begin(), dropped_.end());
   return events;
 }
 
 void Outstanding::wait() {
-  for (auto& event : snapshot()) event.wait();
-}
-
-bool Outstanding::idle() {
-  auto events = snapshot();
-  std::lock_guard<std::mutex> lock(mutex_);
-  bool idle = true;
-  for (auto& event : events)
-    if (!event.ready()) {
-      idle = false;
-      dropped_.push_back(std::move(event));
+  for (auto& event : snapshot()) {
+    try {
+      event->wait();
+    } catch (const pjrt::Error&) {  // `finished` notes it below, and the rest is waited for as well
     }
-  return idle;
+  }
+  snapshot();
+  std::optional<pjrt::Error> failure;
+  {
+    std::lock_guard<Spinlock> lock(mutex_);
+    failure.swap(failure_);
+  }
+  if (failure) throw *failure;
 }
 
 }  // namespace torch_tpu

@@ -13,9 +13,13 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
+struct Block {
+  size_t bytes;
+  bool mapped;  // registered with the device, where the platform knows of such a thing
+};
 struct Blocks {
   std::mutex mutex;
-  std::map<uintptr_t, size_t> sizes;  // by first address
+  std::map<uintptr_t, Block> by_address;
 };
 Blocks& blocks() {
   static auto* instance = new Blocks;
@@ -23,11 +27,20 @@ Blocks& blocks() {
 }
 
 void release(void* pointer) {
-  if (Runtime::usable()) Runtime::get().client().dma_unmap(pointer);
+  bool mapped = false;
   {
     auto& b = blocks();
     std::lock_guard<std::mutex> lock(b.mutex);
-    b.sizes.erase(reinterpret_cast<uintptr_t>(pointer));
+    const auto block = b.by_address.find(reinterpret_cast<uintptr_t>(pointer));
+    if (block != b.by_address.end()) {
+      mapped = block->second.mapped;
+      b.by_address.erase(block);
+    }
+  }
+  try {
+    if (mapped && Runtime::usable()) Runtime::get().client().dma_unmap(pointer);
+  } catch (const pjrt::Error& error) {  // a deleter must not throw
+    TORCH_WARN("Pinned host memory could not be released from the device: ", error.what());
   }
   std::free(pointer);
 }
@@ -39,11 +52,17 @@ class PinnedAllocator final : public c10::Allocator {
     const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
     void* pointer = std::aligned_alloc(kPage, rounded);
     TORCH_CHECK_WITH(OutOfMemoryError, pointer, "Could not allocate ", bytes, " bytes of pinned host memory.");
-    Runtime::get().client().dma_map(pointer, rounded);
+    c10::DataPtr owner(pointer, pointer, &release, c10::Device(c10::kCPU));
+    bool mapped = false;
+    try {
+      mapped = Runtime::get().client().dma_map(pointer, rounded);
+    } catch (const pjrt::Error& error) {
+      rethrow(error);
+    }
     auto& b = blocks();
     std::lock_guard<std::mutex> lock(b.mutex);
-    b.sizes.emplace(reinterpret_cast<uintptr_t>(pointer), rounded);
-    return {pointer, pointer, &release, c10::Device(c10::kCPU)};
+    b.by_address[reinterpret_cast<uintptr_t>(pointer)] = {rounded, mapped};
+    return owner;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* destination, const void* source, size_t count) const override {
@@ -62,8 +81,8 @@ bool is_pinned(const void* pointer) {
   auto& b = blocks();
   std::lock_guard<std::mutex> lock(b.mutex);
   const auto address = reinterpret_cast<uintptr_t>(pointer);
-  auto block = b.sizes.upper_bound(address);
-  return block != b.sizes.begin() && address < std::prev(block)->first + std::prev(block)->second;
+  auto block = b.by_address.upper_bound(address);
+  return block != b.by_address.begin() && address < std::prev(block)->first + std::prev(block)->second.bytes;
 }
 
 }  // namespace torch_tpu

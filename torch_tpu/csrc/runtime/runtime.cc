@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "runtime/dtypes.h"
+#include "runtime/startup.h"
 
 namespace torch_tpu {
 namespace {
@@ -21,7 +22,9 @@ std::function<Platform()> resolve_platform;
 std::function<int()> count_devices;
 thread_local c10::DeviceIndex current = 0;
 
-std::string human(double bytes) {
+}  // namespace
+
+std::string human_bytes(double bytes) {
   const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
   while (bytes >= 1024 && unit < 4) bytes /= 1024, ++unit;
@@ -31,8 +34,6 @@ std::string human(double bytes) {
   return out.str();
 }
 
-}  // namespace
-
 void rethrow(const pjrt::Error& error) {
   TORCH_CHECK_WITH(OutOfMemoryError, !error.out_of_memory(), error.what());
   TORCH_CHECK_NOT_IMPLEMENTED(error.code() != PJRT_Error_Code_UNIMPLEMENTED, error.what());
@@ -41,18 +42,15 @@ void rethrow(const pjrt::Error& error) {
 
 // ---- memory -------------------------------------------------------------------------------------------------------------
 void MemoryCounters::add(int64_t bytes) {
-  const int64_t now = current.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  const int64_t now = allocated.fetch_add(bytes, std::memory_order_relaxed) + bytes - freed.load(std::memory_order_relaxed);
   if (now > peak.load(std::memory_order_relaxed)) peak.store(now, std::memory_order_relaxed);
-  allocated.fetch_add(bytes, std::memory_order_relaxed);
-  const int64_t count = live.fetch_add(1, std::memory_order_relaxed) + 1;
+  const int64_t count = allocations.fetch_add(1, std::memory_order_relaxed) + 1 - frees.load(std::memory_order_relaxed);
   if (count > peak_live.load(std::memory_order_relaxed)) peak_live.store(count, std::memory_order_relaxed);
-  allocations.fetch_add(1, std::memory_order_relaxed);
 }
 
 void MemoryCounters::remove(int64_t bytes) {
-  current.fetch_sub(bytes, std::memory_order_relaxed);
   freed.fetch_add(bytes, std::memory_order_relaxed);
-  live.fetch_sub(1, std::memory_order_relaxed);
+  frees.fetch_add(1, std::memory_order_relaxed);
 }
 
 // ---- scalars ------------------------------------------------------------------------------------------------------------
@@ -134,22 +132,44 @@ ArrayPtr DeviceState::index_flag() {
   return index_flag_;
 }
 
-void DeviceState::set_index_flag(ArrayPtr flag) {
+namespace {
+constexpr size_t kStrayFlags = 256;
+
+int32_t read_flag(const ArrayPtr& flag) {
+  int32_t code = 0;
+  try {
+    if (!flag->buffer().read_host_memory(&code, sizeof(code))) flag->buffer().to_host(&code, sizeof(code)).wait();
+  } catch (const pjrt::Error& error) {
+    rethrow(error);
+  }
+  return code;
+}
+}  // namespace
+
+void DeviceState::set_index_flag(ArrayPtr flag, const ArrayPtr& previous) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (index_flag_ && index_flag_ != previous) {
+    stray_flags_.push_back(std::move(index_flag_));
+    if (stray_flags_.size() > kStrayFlags)
+      stray_flags_.erase(std::remove_if(stray_flags_.begin(), stray_flags_.end(), [](auto& f) { return read_flag(f) == 0; }),
+                         stray_flags_.end());
+  }
   index_flag_ = std::move(flag);
   index_flag_dirty_ = true;
 }
 
 void DeviceState::check_index_flag() {
-  ArrayPtr flag;
+  std::vector<ArrayPtr> flags;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!index_flag_dirty_) return;
     index_flag_dirty_ = false;
-    flag = index_flag_;
+    flags.swap(stray_flags_);
+    flags.push_back(index_flag_);
   }
   int32_t code = 0;
-  if (!flag->buffer().read_host_memory(&code, sizeof(code))) flag->buffer().to_host(&code, sizeof(code)).wait();
+  for (const auto& flag : flags)
+    if (code == 0) code = read_flag(flag);
   if (code == 0) return;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -185,7 +205,7 @@ std::string DeviceState::largest_holders() {
   std::sort(cells.begin(), cells.end(), [](Cell* a, Cell* b) { return a->bytes() > b->bytes(); });
   std::ostringstream out;
   for (size_t i = 0; i < std::min<size_t>(cells.size(), 5); ++i) {
-    out << (i ? ", " : "") << human(static_cast<double>(cells[i]->bytes()));
+    out << (i ? ", " : "") << human_bytes(static_cast<double>(cells[i]->bytes()));
     if (const ArrayType* type = cells[i]->type()) {
       out << " (" << pjrt::dtype_name(type->dtype) << '[';
       for (size_t d = 0; d < type->dims.size(); ++d) out << (d ? ", " : "") << type->dims[d];
@@ -218,7 +238,7 @@ Runtime& Runtime::get() {
   try {
     runtime = new Runtime(resolve_platform());
   } catch (const pjrt::Error& error) {
-    rethrow(error);
+    rethrow(explain_startup(error));
   }
   pthread_atfork(nullptr, nullptr, [] { forked = true; });
   instance.store(runtime, std::memory_order_release);

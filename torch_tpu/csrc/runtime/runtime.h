@@ -22,7 +22,9 @@ constexpr c10::DeviceType kTpu = c10::DeviceType::PrivateUse1;
 
 // Bytes of live storages on one device, as torch.accelerator.memory_stats reports them.
 struct MemoryCounters {
-  std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0}, allocations{0}, live{0}, peak_live{0}, out_of_memory{0};
+  std::atomic<int64_t> allocated{0}, freed{0}, allocations{0}, frees{0}, peak{0}, peak_live{0}, out_of_memory{0};
+  int64_t current() const { return allocated.load(std::memory_order_relaxed) - freed.load(std::memory_order_relaxed); }
+  int64_t live() const { return allocations.load(std::memory_order_relaxed) - frees.load(std::memory_order_relaxed); }
   void add(int64_t bytes);
   void remove(int64_t bytes);
 };
@@ -61,7 +63,8 @@ class DeviceState {
 
   // Out-of-range indices: programs that check write their code here; 0 means none so far.
   ArrayPtr index_flag();
-  void set_index_flag(ArrayPtr flag);
+  // The flag after a checked program that started from `previous`.
+  void set_index_flag(ArrayPtr flag, const ArrayPtr& previous);
   // Raises IndexError with the operator's name if a checked program met a bad index since the last call.
   void check_index_flag();
 
@@ -76,6 +79,7 @@ class DeviceState {
  private:
   std::mutex mutex_;
   ArrayPtr index_flag_;
+  std::vector<ArrayPtr> stray_flags_;  // of programs that ran at the same time on another thread
   bool index_flag_dirty_ = false;
   std::unordered_set<Cell*> large_;
 };
@@ -121,6 +125,9 @@ class Runtime {
   std::unique_ptr<pjrt::Client> client_;
   std::vector<std::unique_ptr<DeviceState>> devices_;
 };
+
+// "1.50 MiB".
+std::string human_bytes(double bytes);
 
 // Makes a pjrt::Error the exception PyTorch users know: OutOfMemoryError, NotImplementedError or RuntimeError.
 [[noreturn]] void rethrow(const pjrt::Error& error);

@@ -1,0 +1,16 @@
+"""One program cache per test run, so that a run depends on no other and leaves nothing behind."""
+
+import os
+import shutil
+import tempfile
+
+# Set before torch is imported; the workers of pytest-xdist and the subprocesses of tests inherit it.
+_own = None
+if "TORCH_TPU_CACHE_DIR" not in os.environ:
+    _own = os.environ["TORCH_TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_tpu-tests-")
+os.environ.setdefault("TORCH_TPU_QUIET", "1")
+
+
+def pytest_unconfigure() -> None:
+    if _own is not None:
+        shutil.rmtree(_own, ignore_errors=True)
