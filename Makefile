@@ -16,8 +16,8 @@ $(VENV)/.installed: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools wheel ninja pybind11
 	$(PIP) torch==2.13.0
-	$(PIP) $$($(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-	  print(*[r for r in p['dependencies'] if not r.startswith('torch')], *p['optional-dependencies']['dev'])")
+	$(PIP) $$($(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	  print(*p['tool']['torch_tpu']['requirements'], *p['project']['optional-dependencies']['dev'])")
 	touch $@
 
 build: $(VENV)/.editable build/.extension

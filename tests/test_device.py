@@ -55,7 +55,7 @@ def test_first_use_initialises_and_queries_do_not() -> None:
         import torch
         assert torch.tpu.is_available() and torch.tpu.device_count() == 1 and torch.accelerator.device_count() == 1
         assert torch.accelerator.current_accelerator().type == "tpu"
-        torch.tpu.manual_seed(3); torch.manual_seed(3); torch.tpu.synchronize(); torch.tpu.current_stream()
+        torch.tpu.manual_seed(3); torch.manual_seed(3); torch.tpu.synchronize()
         assert torch.tpu.memory_allocated() == 0
         assert not torch.tpu.is_initialized()
         torch.ones(1, device="tpu")

@@ -7,17 +7,42 @@ nothing else: the plugin is loaded on first use.
 from __future__ import annotations
 
 import atexit
+import sys
 
 import torch
 
 __version__ = "0.1.0"
 
 
+def _check_build() -> None:
+    """Finds out about a compiled core of another PyTorch before its symbols do.
+
+    Raises:
+        ImportError: The core is missing, cannot be loaded, or was built against another minor version of PyTorch.
+    """
+    built = running = torch.__version__
+    try:
+        from torch_tpu._build import TORCH_VERSION as built
+    except ImportError:  # a working copy that was not built by setup.py
+        pass
+    advice = "Install a torch_tpu built for it: run `pip install --no-build-isolation .` in torch_tpu's sources"
+    if built.split(".")[:2] != running.split(".")[:2]:
+        raise ImportError(
+            f"torch_tpu {__version__} was built against torch {built}, and torch {running} is installed. {advice}, or "
+            f"`pip install torch=={built.partition('+')[0]}`."
+        )
+    try:
+        from torch_tpu import _C  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"torch_tpu's compiled core cannot be loaded ({error}). {advice}.") from error
+
+
 def _register() -> None:
-    from torch_tpu import _C, autocast_overrides, dlpack_overrides, platform, tpu
+    from torch_tpu import _C, autocast_overrides, backends, dlpack_overrides, platform, tpu
 
     torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", tpu)
+    torch.backends.tpu = sys.modules["torch.backends.tpu"] = backends  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _C._set_platform_resolver(platform.resolve, platform.device_count)
     _C._register_kernels()
@@ -27,4 +52,5 @@ def _register() -> None:
     atexit.register(_C._shutdown)
 
 
+_check_build()
 _register()

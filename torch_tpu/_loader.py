@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 
 def load() -> None:
-    """Registers device ``tpu``. Quick and silent: no plugin is loaded before a tensor or a device call needs one."""
-    import torch_tpu  # noqa: F401
+    """Registers device ``tpu``. Quick and silent: no plugin is loaded before a tensor or a device call needs one.
+
+    An installation that does not fit the running PyTorch is a warning here, so that programs for other devices go on;
+    ``import torch_tpu`` raises it.
+    """
+    try:
+        import torch_tpu  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"The device 'tpu' is not available. {error}", stacklevel=2)

@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 
-from torch_tpu import _C, config
+from torch_tpu import _C, config, platform
+from torch_tpu.programs.options import (
+    allow_excess_precision as excess_precision_allowed,
+    set_allow_excess_precision as set_excess_precision,
+)
 from torch_tpu.programs.stats import compile_stats, reset as reset_compile_stats
 
 _Device = torch.device | str | int | None
@@ -337,6 +341,11 @@ def precision(level: Precision) -> Iterator[None]:
         _C._exchange_scoped_precision(previous)
 
 
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Always True: bfloat16 is the matrix unit's own input type; the CPU platform computes with the same rounding."""
+    return including_emulation or platform.name() != "cpu"
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes that ``torch.autocast("tpu")`` accepts; the first is the default."""
     return [torch.bfloat16, torch.float16]
@@ -386,8 +395,55 @@ class _Module(types.ModuleType):
     def eager_mode(self, mode: EagerMode) -> None:
         _C._set_mode(_mode_number(mode))
 
+    @property
+    def allow_excess_precision(self) -> bool:
+        """Whether XLA may keep intermediate results in a wider dtype than the program says; False by default."""
+        return excess_precision_allowed()
+
+    @allow_excess_precision.setter
+    def allow_excess_precision(self, allowed: bool) -> None:
+        set_excess_precision(allowed)
+
 
 sys.modules[__name__].__class__ = _Module
+
+
+# ---- names of TorchTPU that its users call, though they are private ---------------------------------------------------
+def _get_cache_stats() -> dict[str, Any]:
+    return compile_stats()
+
+
+def _get_cache_requests() -> int:
+    stats = _C._table_stats()
+    return stats["hits"] + stats["misses"]
+
+
+def _get_cache_hits() -> int:
+    return _C._table_stats()["hits"]
+
+
+def _get_cache_misses() -> int:
+    return _C._table_stats()["misses"]
+
+
+def _clear_cache() -> None:
+    """Empties the memory table of programs; the disk cache stays (``python -m torch_tpu cache clear``)."""
+    _C._clear_table()
+
+
+def _hbm_usage_summary() -> str:
+    """One line per device: bytes of live storages, their peak, and the device's memory."""
+    init()
+    lines = []
+    for i in range(device_count()):
+        used, peak, total = memory_allocated(i), max_memory_allocated(i), _C._capacity(i)
+        lines.append(f"tpu:{i}: {used / 2**20:.1f} MiB in use, {peak / 2**20:.1f} MiB at most, of {total / 2**20:.1f} MiB")
+    return "\n".join(lines)
+
+
+def _shutdown_runtime() -> None:
+    """Waits for all work and lets go of the device, as at the interpreter's exit."""
+    _C._shutdown()
 
 
 def _apply_environment() -> None:
@@ -402,7 +458,8 @@ def _apply_environment() -> None:
 __all__ = [
     "EagerMode", "Event", "Precision", "Stream", "compile_stats", "current_device", "current_stream", "default_generators",
     "default_stream", "device", "device_count", "device_of", "empty_cache", "get_amp_supported_dtype", "get_device_name",
-    "get_device_properties", "get_rng_state", "get_rng_state_all", "init", "initial_seed", "is_available", "is_initialized",
+    "get_device_properties", "get_rng_state", "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported",
+    "is_initialized",
     "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info", "memory_allocated", "memory_stats", "precision",
     "reset_compile_stats", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_eager_mode", "set_rng_state",
     "set_rng_state_all", "set_stream", "stream", "synchronize",

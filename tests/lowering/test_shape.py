@@ -79,14 +79,21 @@ def test_constant_pad(padding: list[int], dtype: torch.dtype) -> None:
     check(aten.constant_pad_nd.default, make(dtype, 3, 4, 5), padding, 3)
 
 
-BORDERS = {1: [[2, 1], [0, 3], [-1, 2]], 2: [[1, 2, 3, 0], [-1, 1, 0, -2]], 3: [[1, 2, 0, 3, 1, 1], [2, -1, 1, 0, -1, 2]]}
+BORDERS = {
+    1: [[2, 1], [0, 3], [-1, 2]],
+    2: [[1, 2, 3, 0], [-1, 1, 0, -2]],
+    3: [[1, 2, 0, 3, 1, 1], [2, -1, 1, 0, -1, 2]],
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
 @pytest.mark.parametrize("rank", BORDERS)
 @pytest.mark.parametrize("kind", ["reflection", "replication"])
 def test_border(kind: str, rank: int, dtype: torch.dtype) -> None:
-    forward, backward = getattr(aten, f"{kind}_pad{rank}d").default, getattr(aten, f"{kind}_pad{rank}d_backward").default
+    forward, backward = (
+        getattr(aten, f"{kind}_pad{rank}d").default,
+        getattr(aten, f"{kind}_pad{rank}d_backward").default,
+    )
     for padding in BORDERS[rank]:
         for lead in ((2,), (2, 3)):
             x = make(dtype, *lead, *(6, 5, 4)[:rank])
@@ -146,7 +153,10 @@ def grad_of(view: Any, x: torch.Tensor, *args: Any) -> torch.Tensor:
 
 
 GRADIENTS: list[tuple[Any, Any, tuple[Any, ...]]] = [
-    *((aten.slice_backward, torch.ops.aten.slice.Tensor, a) for a in ((1, 1, 5, 2), (0, -3, 4, 1), (2, 0, 2**60, 4), (1, 2, 2, 1))),
+    *(
+        (aten.slice_backward, torch.ops.aten.slice.Tensor, a)
+        for a in ((1, 1, 5, 2), (0, -3, 4, 1), (2, 0, 2**60, 4), (1, 2, 2, 1))
+    ),
     *((aten.select_backward, torch.select, a) for a in ((1, -2), (-1, 0))),
     *((aten.diagonal_backward, torch.diagonal, a) for a in ((0, 0, 1), (-2, 2, 0), (1, -1, -2))),
     *((aten.unfold_backward, torch.Tensor.unfold, a) for a in ((1, 3, 1), (2, 2, 2), (2, 2, 3), (0, 4, 1), (-1, 1, 5))),

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch_tpu.lowering import view
-from torch_tpu.stablehlo import Function, Value
 
 from tests.lowering.harness import FLAGS, client
+from torch_tpu.lowering import view
+from torch_tpu.stablehlo import Function, Value
 
 
 class Window(NamedTuple):
@@ -50,7 +50,9 @@ def windows_of_views(rng: random.Random, shape: tuple[int, ...], count: int) -> 
     def step(t: torch.Tensor) -> torch.Tensor:
         dims = t.dim()
         d = rng.randrange(dims) if dims else 0
-        choice = rng.choice(["slice", "select", "permute", "diagonal", "unsqueeze", "expand", "unfold", "reshape", "step"])
+        choice = rng.choice(
+            ["slice", "select", "permute", "diagonal", "unsqueeze", "expand", "unfold", "reshape", "step"]
+        )
         if choice == "unsqueeze" and dims < 6:
             return t.unsqueeze(rng.randrange(dims + 1))
         if not dims or 0 in t.shape:
@@ -182,7 +184,16 @@ def test_one_program_serves_every_offset(shape: tuple[int, ...]) -> None:
         assert torch.equal(torch.from_numpy(np.array(got)), base[i])
 
 
-DTYPES = [torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float64, torch.complex64]
+DTYPES = [
+    torch.uint8,
+    torch.int16,
+    torch.bfloat16,
+    torch.float32,
+    torch.int32,
+    torch.int64,
+    torch.float64,
+    torch.complex64,
+]
 
 
 @pytest.mark.parametrize("target", [*DTYPES, torch.bool], ids=str)

@@ -255,7 +255,8 @@ def _gelu(x: Value) -> Value:
 def transformer_encoder_layer(
     x: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value, out_weight: Value, out_bias: Value,
     use_gelu: bool, norm_first: bool, eps: float, weight_1: Value, bias_1: Value, weight_2: Value, bias_2: Value,
-    ffn_weight_1: Value, ffn_bias_1: Value, ffn_weight_2: Value, ffn_bias_2: Value, mask: Value | None = None, mask_type: int | None = None,
+    ffn_weight_1: Value, ffn_bias_1: Value, ffn_weight_2: Value, ffn_bias_2: Value, mask: Value | None = None,
+    mask_type: int | None = None,
 ) -> Value:  # fmt: skip
     def attend(y: Value) -> Value:
         projections = (qkv_weight, qkv_bias, out_weight, out_bias)

@@ -1,7 +1,7 @@
 """Convolutions and their gradients, each as one StableHLO ``convolution``.
 
-With stride s, dilation d, padding p and kernel size k per dimension, the forward pass is ``y[i] = sum_j w[j] x[s i +
-d j - p]``. Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and
+With stride s, dilation d, padding p and kernel size k per dimension, ``y[i]`` is the sum over j of
+``w[j] x[s i + d j - p]``. Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and
 reverse the kernel; its gradient by w is a convolution of x by the output's gradient with stride and dilation
 exchanged (Dumoulin and Visin 2016, arXiv:1603.07285).
 """
@@ -62,13 +62,15 @@ def adjoint(y: Value, w: Value, g: Geometry, size: tuple[int, ...], dtype: torch
         w = hlo.reshape(w, (g.groups, out, inner, *kernel))
         w = hlo.reshape(hlo.transpose(w, (0, 2, 1, *range(3, 3 + rank))), (g.groups * inner, out, *kernel))
     channels = w.shape[0] if g.groups > 1 else w.shape[1]
+    # Reversed as data: XLA's CPU backend leaves its fast kernels for a reversed window.
+    w = hlo.reverse(w, range(2, 2 + rank))
     pads = []
     for n, s, d, k, have, p in zip(size, g.stride, g.dilation, kernel, y.shape[2:], g.padding, strict=True):
         low = d * (k - 1) - p
         pads.append((low, n + d * (k - 1) - ((have - 1) * s + 1) - low))
     return convolve(
         y, w, dims=_numbers("bf", "oi" if g.groups > 1 else "io", "bf", rank), strides=(1,) * rank, padding=pads,
-        lhs_dilation=g.stride, rhs_dilation=g.dilation, feature_groups=g.groups, reversal=[True] * rank,
+        lhs_dilation=g.stride, rhs_dilation=g.dilation, feature_groups=g.groups,
         shape=(y.shape[0], channels, *size), dtype=dtype,
     )  # fmt: skip
 

@@ -1,15 +1,15 @@
-"""Tensors made from numbers: fills, ranges, identity and triangles. Shapes are static, fill values and endpoints are not."""
+"""Tensors made from numbers: fills, ranges, identity. Shapes are static; fill values and endpoints are not."""
 
 from __future__ import annotations
 
 import torch
 
 from torch_tpu.lowering import special
-from torch_tpu.lowering.common import Number, Scalar, as_value, compute_dtype
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.indexing import prefix_sum, run_of
 from torch_tpu.lowering.registry import lower, registered
-from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
-
+from torch_tpu.stablehlo import Shape, Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 assert special  # the family of the Bessel function below
 
@@ -39,7 +39,7 @@ _register_constant("ones", 1)
 
 
 # ---- ranges ----------------------------------------------------------------------------------------------------------
-def _counted(start: Number, step: Number, count: int, dtype: torch.dtype) -> Value:
+def _counted(start: float, step: float, count: int, dtype: torch.dtype) -> Value:
     """``start + i * step``: exact in integers; floats are computed in float64 and rounded once, as on the CPU."""
     integral = all(float(v).is_integer() for v in (start, step))
     last = start + (count - 1) * step
@@ -56,7 +56,7 @@ def _counted(start: Number, step: Number, count: int, dtype: torch.dtype) -> Val
     "arange", "arange.start", "arange.start_step", "arange.out", "arange.start_out", "range", "range.step", "range.out",
     "range.out_", static=("start", "end", "step"),
 )  # fmt: skip
-def arange(*bounds: Number, result: list[Type]) -> Value:
+def arange(*bounds: float, result: list[Type]) -> Value:
     """``arange(end)``, ``arange(start, end)``, ``arange(start, end, step)``; PyTorch has worked out the length."""
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
     (count,) = result[0].shape

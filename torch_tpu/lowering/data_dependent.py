@@ -1,7 +1,7 @@
 """Operators whose result size depends on the data.
 
-Each has a padded form, an operator of namespace ``tpu`` with static shapes: results as large as they can be, and a count.
-What PyTorch asks for is then a view of the first rows, so another count is not another program. The functions in
+Each has a padded form, an operator of namespace ``tpu`` with static shapes: results as large as they can be, and a
+count. What PyTorch asks for is then a view of the first rows, so another count is not another program. The functions in
 :data:`HOST_COMPOSITES` have the signatures of the ATen operators; the eager kernel calls them outside of a trace.
 """
 
@@ -18,7 +18,8 @@ from torch_tpu.lowering.indexing import coordinates, count_true, prefix_sum, rea
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scatter import place_at
 from torch_tpu.lowering.view import index_dtype
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 _library = torch.library.Library("tpu", "FRAGMENT")
 _MASKS = (torch.bool, torch.uint8)
@@ -71,12 +72,14 @@ def _compacted(rows: Value, found: Value) -> Value:
     return read_at(rows, [0], [hlo.clamp(0, found, max(n - 1, 0))], 0)
 
 
-@_define("unique_padded(Tensor self, int? dim, bool sort) -> (Tensor values, Tensor inverse, Tensor counts, Tensor count)")
+@_define(
+    "unique_padded(Tensor self, int? dim, bool sort) -> (Tensor values, Tensor inverse, Tensor counts, Tensor count)"
+)
 def _(x: Tensor, dim: int | None, sort: bool) -> tuple[Tensor, ...]:
     n, shape = (x.numel(), x.shape) if dim is None else (x.shape[dim], (x.shape[dim],))
     values = x.new_empty((n,)) if dim is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-    like = dict(dtype=torch.int64)
-    return values, x.new_empty(shape, **like), x.new_empty((n,), **like), x.new_empty((), **like)
+    places = [x.new_empty(size, dtype=torch.int64) for size in (shape, (n,), ())]
+    return values, *places
 
 
 @lower("tpu::unique_padded")
@@ -111,7 +114,7 @@ def unique_padded(x: Value, dim: int | None, sort: bool) -> tuple[Value, ...]:
 
 def _starts(rows: Value) -> Value:
     """True where a row differs from the one before it (NaN differs from NaN), and at the first."""
-    n, width = rows.shape
+    n = rows.shape[0]
     if n < 2:
         return hlo.constant(True, torch.bool, (n,))
     differs = hlo.compare(hlo.slice_dim(rows, 0, 1, n), hlo.slice_dim(rows, 0, 0, n - 1), "NE")
@@ -127,7 +130,7 @@ def _before(a: Value, b: Value) -> Value:
 
 
 def _lexicographic_order(rows: Value) -> Value:
-    """The stable order of rows by their first column, then the second, ...: one stable sort per column, last column first."""
+    """The stable order of rows by their first column, then the second, ...: one stable sort each, the last first."""
     n, width = rows.shape
     order = hlo.iota((n,), 0, index_dtype(n))
 
@@ -144,11 +147,6 @@ def _lexicographic_order(rows: Value) -> Value:
     )[1]  # fmt: skip
 
 
-@_define("index(Tensor self, Tensor?[] indices) -> Tensor")
-def _(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    return torch.ops.aten.index.Tensor(x, indices)
-
-
 @_define("repeat_interleave(Tensor repeats, *, int output_size) -> Tensor")
 def _(repeats: Tensor, *, output_size: int) -> Tensor:
     return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=output_size)
@@ -158,28 +156,39 @@ def _(repeats: Tensor, *, output_size: int) -> Tensor:
 _padded = torch.ops.tpu
 
 
+def _bucket(size: int) -> int:
+    """The next power of two: sizes that depend on the data share few programs."""
+    return 1 << max(size - 1, 0).bit_length() if size else 0
+
+
+def _first(rows: Tensor, count: int, dim: int = 0) -> Tensor:
+    """A view of the first ``count`` rows; of a copy where it would keep four times the memory alive."""
+    if 4 * _bucket(count) <= rows.shape[dim]:
+        rows = rows.narrow(dim, 0, _bucket(count)).clone(memory_format=torch.contiguous_format)
+    return rows.narrow(dim, 0, count)
+
+
 def nonzero(self: Tensor) -> Tensor:
     indices, count = _padded.nonzero_padded(self)
-    return indices[: count.item()]
+    return _first(indices, int(count.item()))
 
 
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     values, count = _padded.masked_select_padded(self, mask)
-    return values[: count.item()]
+    return _first(values, int(count.item()))
 
 
 def _unique(
     self: Tensor, dim: int | None, sort: bool, return_inverse: bool, return_counts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     values, inverse, counts, count = _padded.unique_padded(self, dim, sort)
-    n = count.item()
+    n = int(count.item())
     none = self.new_empty((0,), dtype=torch.int64)
-    return values.narrow(dim or 0, 0, n), inverse if return_inverse else none, counts[:n] if return_counts else none
+    values, counts = _first(values, n, dim or 0), _first(counts, n)
+    return values, inverse if return_inverse else none, counts if return_counts else none
 
 
-def unique(
-    self: Tensor, sorted: bool = True, return_inverse: bool = False
-) -> tuple[Tensor, Tensor]:
+def unique(self: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
     return _unique(self, None, True, return_inverse, False)[:2]
 
 
@@ -208,15 +217,10 @@ def unique_consecutive(
 def _slices(self: Tensor, dim: int, sort: bool) -> tuple[Tensor, Tensor, Tensor]:
     dim %= max(self.ndim, 1)
     torch._check(
-        self.numel() > 0 or self.shape[dim] == 0 and 0 not in (*self.shape[:dim], *self.shape[dim + 1 :]),
+        self.numel() > 0 or (self.shape[dim] == 0 and 0 not in (*self.shape[:dim], *self.shape[dim + 1 :])),
         lambda: "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied",
     )
     return _unique(self, dim, sort, True, True)
-
-
-def _bucket(size: int) -> int:
-    """The next power of two: sizes that depend on the data share few programs."""
-    return 1 << max(size - 1, 0).bit_length() if size else 0
 
 
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -241,9 +245,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     torch._check(repeats.ndim == 1, lambda: "repeat_interleave only accept 1D vector as repeat")
-    torch._check(
-        repeats.dtype in (torch.int32, torch.int64), lambda: "repeats has to be Long or Int tensor"
-    )
+    torch._check(repeats.dtype in (torch.int32, torch.int64), lambda: "repeats has to be Long or Int tensor")
     if output_size is not None:
         return _padded.repeat_interleave(repeats, output_size=output_size)
     if repeats.numel() == 0:
@@ -251,23 +253,6 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     low, total = torch.stack((repeats.min().long(), repeats.sum())).tolist()
     torch._check(low >= 0, lambda: "repeats can not be negative")
     return _padded.repeat_interleave(repeats, output_size=_bucket(total))[:total]
-
-
-def index(self: Tensor, indices: list[Tensor | None]) -> Tensor:
-    """``self[indices]`` with masks replaced by the coordinates of their true elements."""
-    expanded: list[Tensor | None] = []
-    for i, mask in enumerate(indices):
-        if mask is None or mask.dtype not in _MASKS:
-            expanded.append(mask)
-            continue
-        dim = len(expanded)
-        if mask.shape != self.shape[dim : dim + mask.ndim]:
-            raise IndexError(
-                f"The shape of the mask {list(mask.shape)} at index {i} does not match the shape of the indexed tensor "
-                f"{list(self.shape)} at index {dim}"
-            )
-        expanded += nonzero(mask).unbind(1)
-    return _padded.index(self, expanded)
 
 
 # ---- operators on a tensor's memory, for which a storage offset is not a run-time operand ----------------------------
@@ -293,7 +278,6 @@ HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
     "unique_consecutive": unique_consecutive,
     "bincount": bincount,
     "repeat_interleave.Tensor": repeat_interleave,
-    "index.Tensor": index,
     "as_strided_copy": as_strided_copy,
     "as_strided_scatter": as_strided_scatter,
 }

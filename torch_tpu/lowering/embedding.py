@@ -8,7 +8,8 @@ from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, lowest, t
 from torch_tpu.lowering.indexing import checked, prefix_sum, read_at
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scatter import place_at, widened
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 SUM, MEAN, MAX = range(3)  # torch.nn.functional.embedding_bag's modes
 
@@ -18,7 +19,7 @@ def _flat(x: Value) -> Value:
 
 
 def _add_rows(rows: int, positions: Value, updates: Value) -> Value:
-    """An array of ``rows`` rows, each the sum of the ``updates`` at its position; positions out of range are left out."""
+    """``rows`` rows, each the sum of the ``updates`` at its position; positions out of range are left out."""
     blank = hlo.constant(0, updates.dtype, (rows, *updates.shape[1:]))
     return widened(place_at([0], [positions], 0))(blank, updates, hlo.add)
 
@@ -144,9 +145,9 @@ def _bag_maximum(entries: Value, bag: Value, sizes: Value, indices: Value) -> tu
 
 @lower("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(
-    weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False, mode: int = 0, sparse: bool = False,
-    per_sample_weights: Value | None = None, include_last_offset: bool = False, padding_idx: int = -1, *,
-    result: list[Type],
+    weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Value | None = None, include_last_offset: bool = False,
+    padding_idx: int = -1, *, result: list[Type],
 ) -> tuple[Value, ...]:  # fmt: skip
     """Rows looked up and reduced in bags; the three further results are what the gradient needs."""
     out, bag, sizes, winner = _embedding_bag(

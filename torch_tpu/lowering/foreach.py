@@ -1,8 +1,8 @@
 """``_foreach_*``: a single-tensor operator, repeated over lists inside one program.
 
-Nothing here says what an operator means. Each functional overload of the family is paired with the single-tensor overload that
-takes an element where it takes a list, and that operator's own rule is applied to each element. A list of Scalars is one
-packed operand, so new numbers are not a new program.
+Nothing here says what an operator means. Each functional overload of the family is paired with the single-tensor
+overload that takes an element where it takes a list, and that operator's own rule is applied to each element. A list of
+Scalars is one packed operand, so new numbers are not a new program.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _single(op: OpOverload) -> OpOverload | None:
 
 
 def _functional_overloads() -> Iterator[OpOverload]:
-    names = {s.name.removeprefix("aten::") for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::_foreach_")}
+    names = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::_foreach_")}
     for name in sorted(names):
-        packet = getattr(torch.ops.aten, name)
+        packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
         for overload in packet.overloads():
             op = getattr(packet, overload)
             if not any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments):

@@ -1,4 +1,4 @@
-"""Reading by position, and what every indexed family shares: checked positions, positions of true elements, prefix sums."""
+"""Reading by position, and what every indexed family shares: checked positions, positions of true elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch_tpu.lowering.common import tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
 from torch_tpu.lowering.view import contiguous_strides, index_dtype
-from torch_tpu.stablehlo import Shape, Type, Value, ops as hlo
+from torch_tpu.stablehlo import Shape, Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ def index_vectors(indices: Sequence[Value]) -> Value:
 
 
 def read_at(x: Value, dims: Sequence[int], indices: Sequence[Value], at: int) -> Value:
-    """``x`` at positions ``indices`` of ``dims``, all of one shape; that shape stands at dimension ``at`` of the result."""
+    """``x`` at positions ``indices`` of ``dims``, all of one shape, which stands at dimension ``at`` of the result."""
     shape, rest = indices[0].shape, [n for i, n in enumerate(x.shape) if i not in dims]
     result = (*rest[:at], *shape, *rest[at:])
     if 0 in (*result, *x.shape):
@@ -119,17 +120,18 @@ def indexed_place(dims: Sequence[int]) -> int:
 
 
 def _index(x: Value, indices: list[Value | None], check: bool) -> Value:
-    dims = [i for i, index in enumerate(indices) if index is not None]
-    if not dims:
+    present = [(i, index) for i, index in enumerate(indices) if index is not None]
+    if not present:
         return x
-    given = [checked(indices[i], x.shape[i], wrap=True, check=check) for i in dims]
+    dims = [i for i, _ in present]
+    given = [checked(index, x.shape[i], wrap=True, check=check) for i, index in present]
     shape = hlo.broadcast_shapes(*(i.shape for i in given))
     return read_at(x, dims, [hlo.broadcast_to(i, shape) for i in given], indexed_place(dims))
 
 
-@lower("index.Tensor", "tpu::index")
+@lower("index.Tensor")
 def index(x: Value, indices: list[Value | None]) -> Value:
-    """NumPy's advanced indexing with integer indices. Masks have data-dependent sizes: see ``data_dependent``."""
+    """NumPy's advanced indexing with integer indices. The eager kernel turns masks into positions."""
     return _index(x, indices, check=True)
 
 

@@ -297,7 +297,7 @@ def linalg_svd(a: Value, full: bool = False, vectors: bool = True, *, result: li
 def pinv(
     a: Value, *, atol: Value | None = None, rtol: Value | None = None, hermitian: bool = False, result: list[Type]
 ) -> Value:
-    """Through the SVD, or the eigenvalues of a Hermitian matrix; values up to ``max(atol, rtol * largest)`` count as 0."""
+    """Through the SVD, or the eigenvalues of a Hermitian matrix; up to ``max(atol, rtol * largest)`` they count as 0."""
     if 0 in a.shape:
         return hlo.constant(0, *reversed(result[0]))
     x = flat_batch(a)

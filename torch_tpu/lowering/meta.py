@@ -20,8 +20,8 @@ def convolution_overrideable(
 
 
 def convolution_backward_overrideable(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], transposed: bool,
-    output_padding: list[int], groups: int, output_mask: list[bool],
+    grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, output_padding: list[int], groups: int, output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     shapes = (x.shape, weight.shape, (grad.shape[1],))
     made = [grad.new_empty(shape) if wanted else None for shape, wanted in zip(shapes, output_mask, strict=True)]

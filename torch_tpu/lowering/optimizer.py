@@ -7,7 +7,6 @@ operands, since schedulers change any of them; what is static is what decides wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -129,39 +128,26 @@ def sgd(
     return _step_all(update, [params, buffers], grads, maximize=maximize, scale=grad_scale, found_inf=found_inf)
 
 
-def _adagrad(
-    params: Values, grads: Values, sums: Values, steps: Values, lr: Scalar, lr_decay: Scalar, weight_decay: Scalar, eps: Scalar,
-    **flags: Any,
-) -> list[Values]:  # fmt: skip
-    """Adagrad (Duchi, Hazan and Singer 2011)."""
+def _adagrad(returns_steps: bool) -> Callable[..., list[Values]]:
+    """Adagrad (Duchi, Hazan and Singer 2011). One schema counts the steps among the results, though they do not change."""
 
-    def update(g: Value, param: Value, total: Value, step: Value) -> list[Value]:
-        c, shape = g.dtype, g.shape
-        g = g + param * as_value(weight_decay, c, shape)
-        rate = as_value(lr, c) / (1.0 + (hlo.reshape(step, ()) - 1.0) * as_value(lr_decay, c))
-        total = total + g * g
-        return [param - _spread(rate, g) * g / (hlo.sqrt(total) + as_value(eps, c, shape)), total]
+    def rule(
+        params: Values, grads: Values, sums: Values, steps: Values, *, lr: Scalar, lr_decay: Scalar, weight_decay: Scalar,
+        eps: Scalar, maximize: bool, grad_scale: Value | None = None, found_inf: Value | None = None,
+    ) -> list[Values]:  # fmt: skip
+        def update(g: Value, param: Value, total: Value, step: Value) -> list[Value]:
+            c, shape = g.dtype, g.shape
+            g = g + param * as_value(weight_decay, c, shape)
+            rate = as_value(lr, c) / (1.0 + (hlo.reshape(step, ()) - 1.0) * as_value(lr_decay, c))
+            total = total + g * g
+            return [param - _spread(rate, g) * g / (hlo.sqrt(total) + as_value(eps, c, shape)), total]
 
-    return _step_all(update, [params, sums, steps], grads, **flags)
+        flags = {"maximize": maximize, "scale": grad_scale, "found_inf": found_inf}
+        made = _step_all(update, [params, sums, steps], grads, **flags)  # type: ignore[arg-type]
+        return [*made, steps] if returns_steps else made
 
-
-@lower("_fused_adagrad")
-def adagrad(
-    params: Values, grads: Values, sums: Values, steps: Values, *, lr: Scalar, lr_decay: Scalar, weight_decay: Scalar,
-    eps: Scalar, maximize: bool, grad_scale: Value | None = None, found_inf: Value | None = None,
-) -> list[Values]:  # fmt: skip
-    """As the schema has it, the steps are among the results, unchanged."""
-    made = _adagrad(
-        params, grads, sums, steps, lr, lr_decay, weight_decay, eps, maximize=maximize, scale=grad_scale, found_inf=found_inf
-    )
-    return [*made, steps]
+    return rule
 
 
-@lower("_fused_adagrad.tensor_lr")
-def adagrad_tensor_lr(
-    params: Values, grads: Values, sums: Values, steps: Values, *, lr: Value, lr_decay: Scalar, weight_decay: Scalar,
-    eps: Scalar, maximize: bool, grad_scale: Value | None = None, found_inf: Value | None = None,
-) -> list[Values]:  # fmt: skip
-    return _adagrad(
-        params, grads, sums, steps, lr, lr_decay, weight_decay, eps, maximize=maximize, scale=grad_scale, found_inf=found_inf
-    )
+lower("_fused_adagrad")(_adagrad(True))
+lower("_fused_adagrad.tensor_lr")(_adagrad(False))

@@ -227,7 +227,7 @@ def adaptive_max_pool(rank: int, x: Value, out: Shape) -> list[Value]:
 
 # ---- fractional ----------------------------------------------------------------------------------------------------
 def _fractional_starts(sample: Value, size: int, out: int, kernel: int) -> Value:
-    """First positions ``[batch, out]`` of the windows (Graham 2014, arXiv:1412.6071), from one random number per row."""
+    """First positions ``[batch, out]`` of the windows (Graham 2014, arXiv:1412.6071), from one number per row."""
     shape = (sample.shape[0], out)
     if out == 1:
         return hlo.constant(size - kernel, torch.int32, shape)
@@ -320,7 +320,7 @@ def _register(rank: int) -> None:
 
 
 def _placed(x: Value, at: Value, rank: int, out: Shape) -> Value:
-    """``max_unpool``: values at the positions that pooling took them from, zeros elsewhere; equal positions keep one."""
+    """``max_unpool``: values at the positions that they were taken from, zeros elsewhere; equal positions keep one."""
     flat, at = as_rows(x, rank), as_rows(at, rank)
     batch, n = flat.shape
     size = math.prod(out[-rank:])

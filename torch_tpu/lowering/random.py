@@ -384,5 +384,5 @@ def _check_permutation(n: int, dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
         torch.scalar_tensor(n, dtype=dtype, device="cpu")  # raises PyTorch's overflow error
     elif n > 2 ** digits(dtype) + 1:
-        kind = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}[dtype]
-        raise RuntimeError(f"n cannot be greater than {2 ** digits(dtype) + 1} for {kind} type.")
+        names = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double"}
+        raise RuntimeError(f"n cannot be greater than {2 ** digits(dtype) + 1} for {names[dtype]} type.")

@@ -23,7 +23,9 @@ Draws = list[Value]
 Step = Callable[[list[Value], Draws], tuple[Value, list[Value]]]
 
 
-def _accept(parameters: Sequence[Value], carried: Sequence[Value], active: Value, draws: int, step: Step) -> list[Value]:
+def _accept(
+    parameters: Sequence[Value], carried: Sequence[Value], active: Value, draws: int, step: Step
+) -> list[Value]:
     """Repeats ``step`` until every active element is done, and returns what is carried.
 
     Args:
@@ -240,7 +242,9 @@ def _check_weights(p: Value) -> None:
     tracer().check_index(hlo.or_(bad, ~(total > 0.0)))
 
 
-_NAMES = {torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool"}
+_NAMES = {
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool",
+}  # fmt: skip
 
 
 def _inverse(p: Value, count: int) -> Value:

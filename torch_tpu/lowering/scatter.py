@@ -22,7 +22,8 @@ from torch_tpu.lowering.indexing import (
 )
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.view import index_dtype
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 Combine = Callable[[Value, Value], Value]
 #: ``place(base, updates, combine)`` is ``base`` after ``updates`` were combined into the positions that it stands for.
@@ -156,9 +157,7 @@ def scatter_add(x: Value, dim: int, index: Value, source: Value) -> Value:
 
 
 @lower("scatter_reduce.two")
-def scatter_reduce(
-    x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
-) -> Value:
+def scatter_reduce(x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True) -> Value:
     flat, index, place = _along(x, dim, index)
     source = hlo.slice_(at_least_1d(source), [0] * flat.ndim, index.shape)
     return hlo.reshape(reduce_into(place, flat, source, reduce, include_self), x.shape)
@@ -205,9 +204,7 @@ def index_fill(x: Value, dim: int, index: Value, value: Scalar) -> Value:
 
 
 @lower("index_reduce")
-def index_reduce(
-    x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
-) -> Value:
+def index_reduce(x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True) -> Value:
     flat, dim, positions, place = _slices(x, dim, index)
     source = _source_slices(source, flat, dim, positions.numel)
     return hlo.reshape(reduce_into(place, flat, source, reduce, include_self), x.shape)

@@ -12,7 +12,8 @@ from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scatter import place_at, widened
 from torch_tpu.lowering.view import span
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 # ---- joining ---------------------------------------------------------------------------------------------------------
@@ -67,7 +68,9 @@ def _roll(x: Value, shift: int, dim: int) -> Value:
 def repeat(x: Value, repeats: list[int]) -> Value:
     sizes = (*[1] * (len(repeats) - x.ndim), *x.shape)
     tiled = hlo.broadcast_in_dim(
-        hlo.reshape(x, sizes), [k for pair in zip(repeats, sizes, strict=True) for k in pair], range(1, 2 * len(sizes), 2)
+        hlo.reshape(x, sizes),
+        [k for pair in zip(repeats, sizes, strict=True) for k in pair],
+        range(1, 2 * len(sizes), 2),
     )
     return hlo.reshape(tiled, [r * n for r, n in zip(repeats, sizes, strict=True)])
 
@@ -93,7 +96,7 @@ def _as_int32(n: int) -> int:
 
 
 # ---- reflection and replication --------------------------------------------------------------------------------------
-# Each border is a linear map of the input along one dimension: a strip of the input, and its transpose for the gradient.
+# A border is a linear map of the input along one dimension: a strip of the input, and its transpose for the gradient.
 def _reflect(x: Value, dim: int, lo: int, hi: int) -> tuple[Value | None, Value | None]:
     n = x.shape[dim]
     return (
@@ -132,7 +135,9 @@ def _replicate_transposed(low: Value | None, high: Value | None, dim: int, n: in
 
 
 def _pad_dim(x: Value, dim: int, low: int, high: int) -> Value:
-    return hlo.pad(x, 0, [low if i == dim else 0 for i in range(x.ndim)], [high if i == dim else 0 for i in range(x.ndim)])
+    return hlo.pad(
+        x, 0, [low if i == dim else 0 for i in range(x.ndim)], [high if i == dim else 0 for i in range(x.ndim)]
+    )
 
 
 def _register_border(name: str, strips: Callable[..., Any], transposed: Callable[..., list[Value]]) -> None:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 Offset = int | Value
 
@@ -98,14 +99,14 @@ def _flat(base: Value) -> Value:
 
 
 def _levels(chain: Chain, base: Value) -> list[tuple[int, int]]:
-    """(size, stride) of every cut. Columns of the base's own rows are taken as such, other steps as strided slices."""
+    """(size, stride) of every cut. Columns of the base's own rows are taken as such, other steps by strided slices."""
     levels = list(zip(chain.sizes, chain.strides, strict=True))
     innermost = chain.strides[-1]
     return [*levels, (1, 1)] if innermost > 1 and innermost in contiguous_strides(base.shape) else levels
 
 
 def _rows(x: Value, lead: Sequence[int], length: int) -> Value:
-    """``x``, seen as ``[*lead, n]``, cut into rows of ``length`` and padded to whole rows: ``[*lead, rows, length]``."""
+    """``x``, seen as ``[*lead, n]``, cut into rows of ``length``, the last one padded: ``[*lead, rows, length]``."""
     lead, n = tuple(lead), x.numel // math.prod(lead)
     if n % length:
         x = hlo.pad(hlo.reshape(x, (*lead, n)), 0, [0] * (len(lead) + 1), [*[0] * len(lead), -n % length])
@@ -177,8 +178,10 @@ def _spread(update: Value, stride: int, old: Value) -> Value:
 
 def _flat_indices(sizes: Sequence[int], strides: Sequence[int], offset: Offset, dtype: torch.dtype) -> Value:
     """The base position of every element of the window, shape ``sizes``."""
-    total = hlo.constant(offset, dtype, tuple(sizes)) if isinstance(offset, int) else hlo.broadcast_in_dim(
-        hlo.convert(offset, dtype), sizes, ()
+    total = (
+        hlo.constant(offset, dtype, tuple(sizes))
+        if isinstance(offset, int)
+        else hlo.broadcast_in_dim(hlo.convert(offset, dtype), sizes, ())
     )
     for i, t in enumerate(strides):
         if t and sizes[i] > 1:
@@ -192,12 +195,14 @@ def index_dtype(numel: int) -> torch.dtype:
 
 
 def as_dtype(base: Value, dtype: torch.dtype) -> Value:
-    """The bytes of a row-major array as another dtype, the last dimension growing or shrinking (``Tensor.view(dtype)``)."""
+    """The bytes of a row-major array as another dtype; the last dimension grows or shrinks (``Tensor.view(dtype)``)."""
     if base.dtype == dtype:
         return base
     if torch.bool in (base.dtype, dtype):
-        return as_dtype(hlo.convert(base, torch.uint8), dtype) if base.dtype == torch.bool else hlo.convert(
-            as_dtype(base, torch.uint8), torch.bool
+        return (
+            as_dtype(hlo.convert(base, torch.uint8), dtype)
+            if base.dtype == torch.bool
+            else hlo.convert(as_dtype(base, torch.uint8), torch.bool)
         )
     if base.dtype.is_complex:
         parts = [hlo.expand_dims(p, [base.ndim]) for p in (hlo.real(base), hlo.imag(base))]
@@ -226,7 +231,12 @@ def as_dtype(base: Value, dtype: torch.dtype) -> Value:
 
 
 def read_view(
-    base: Value, sizes: Sequence[int], strides: Sequence[int], offset: Offset, dtype: torch.dtype, fits: bool | None = None
+    base: Value,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: Offset,
+    dtype: torch.dtype,
+    fits: bool | None = None,
 ) -> Value:
     """The window as a row-major value of shape ``sizes``.
 
@@ -306,7 +316,11 @@ def write_view(
     value = hlo.slice_(value, [0] * value.ndim, writes)
     indices = _flat_indices(writes, strides, offset, index_dtype(flat.numel))
     flat = hlo.scatter(
-        flat, hlo.reshape(indices, (math.prod(writes), 1)), hlo.reshape(value, (math.prod(writes),)),
-        update_window_dims=[], inserted_dims=[0], index_map=[0],
+        flat,
+        hlo.reshape(indices, (math.prod(writes), 1)),
+        hlo.reshape(value, (math.prod(writes),)),
+        update_window_dims=[],
+        inserted_dims=[0],
+        index_map=[0],
     )
     return hlo.reshape(flat, base.shape)

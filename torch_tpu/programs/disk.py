@@ -23,6 +23,7 @@ import torch
 
 from torch_tpu import _C, config, platform
 from torch_tpu.lowering import registry
+from torch_tpu.programs import options
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.program import Operand, Output, Plan, Result, TensorArgument
 
@@ -100,7 +101,7 @@ def _kind(value: Any) -> str:
 def key_of(name: str, description: list[Any], precision: str) -> str:
     """The entry's name for one call."""
     digest = hashlib.sha256(_foundation())
-    digest.update(repr((name, precision, [_stable(x) for x in description])).encode())
+    digest.update(repr((name, precision, options.identity(), [_stable(x) for x in description])).encode())
     return digest.hexdigest()
 
 

@@ -87,7 +87,7 @@ def compile_call(name: str, arguments: list[Any], precision: int) -> Any:
         return _program(plan, executable)
     plan = build(name, described, precision=PRECISIONS[precision], emulate_precision=platform.emulates_precision())
     traced = time.perf_counter()
-    executable = _C._compile(plan.text, options.flags(plan))
+    executable = options.compile(plan)
     compiled = time.perf_counter()
     disk.store(key, plan, executable)
     stats.record(name, "compiled", traced - start, compiled - traced, why)

@@ -2,27 +2,82 @@
 
 from __future__ import annotations
 
-from torch_tpu import platform
-from torch_tpu.tracing.program import Plan
+import functools
+import hashlib
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_tpu import _C, platform
+
+if TYPE_CHECKING:
+    from torch_tpu.tracing.program import Plan
 
 Flags = dict[str, bool | int | float | str]
+
+log = logging.getLogger("torch_tpu")
 
 #: Elements up to which a single operator is compiled cheaply: its run time is launch overhead anyway.
 CHEAP_ELEMENTS = 1 << 16
 #: Program arguments up to which cheap compiles are quicker: without fusion emitters every result is a kernel to compile.
 CHEAP_ARGUMENTS = 24
 
+_excess_precision = False
+_unknown: set[str] = set()  # options that this process's plugin does not have
+
+
+def allow_excess_precision() -> bool:
+    """Whether XLA may keep intermediate results in a wider dtype than the program says."""
+    return _excess_precision
+
+
+def set_allow_excess_precision(allowed: bool) -> None:
+    """Programs compiled under the other setting leave the memory table; the disk cache keeps both."""
+    global _excess_precision
+    if not isinstance(allowed, bool):
+        raise TypeError(f"allow_excess_precision must be True or False, got {allowed!r}.")
+    if allowed != _excess_precision:
+        _excess_precision = allowed
+        _C._clear_table()
+
 
 def flags(plan: Plan) -> Flags:
     """The XLA flags for one eager program."""
-    if platform.name() == "tpu":
-        return {}
+    common: Flags = {"xla_allow_excess_precision": _excess_precision}
+    if platform.kind() != "cpu":
+        return common
     # Fast min and max drop NaN.
-    full: Flags = {"xla_cpu_enable_fast_min_max": False}
+    full: Flags = {**common, "xla_cpu_enable_fast_min_max": False}
     small = all(_numel(o.type.shape) <= CHEAP_ELEMENTS for o in plan.outputs) and plan.largest_operand <= CHEAP_ELEMENTS
     if small and len(plan.operands) <= CHEAP_ARGUMENTS:
         return {**full, "xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
     return full
+
+
+@functools.cache
+def _source() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+
+
+def identity() -> str:
+    """What a disk cache entry depends on here: the text of this file and the settings in force."""
+    return f"{_source()}:{_excess_precision}"
+
+
+def compile(plan: Plan) -> Any:
+    """Compiles a plan with its flags, without those that the plugin's version of XLA does not have."""
+    chosen = {name: value for name, value in flags(plan).items() if name not in _unknown}
+    while True:
+        try:
+            return _C._compile(plan.text, chosen)
+        except _C.PjrtError as error:
+            refused = re.search(r"No such compile option: '(\w+)'", str(error))
+            if refused is None or refused[1] not in chosen:
+                raise
+            _unknown.add(refused[1])
+            del chosen[refused[1]]
+            log.info("torch_tpu: the plugin has no compile option %s; programs are compiled without it.", refused[1])
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -129,8 +129,8 @@ class Tracer:
     def random_state(self, blocks: int) -> Value:
         """The generator's state, ui64[2] = (seed, offset), at a draw that uses ``blocks`` blocks of 128 bits.
 
-        XLA spreads the seed over Philox's key and the high word of its counter, and counts blocks upwards from the offset: the
-        bits of a draw depend on its seed and offset alone, and draws that reserve their blocks do not overlap.
+        XLA spreads the seed over Philox's key and the high word of its counter, and counts blocks upwards from the
+        offset: the bits of a draw depend on its seed and offset alone, and draws that reserve their blocks do not overlap.
         """
         state = self.operand("rng", 0, (2,), torch.uint64)
         if self.rng_used:
@@ -139,7 +139,7 @@ class Tracer:
         return state
 
     def random_bits(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
-        """Uniform random bits (Philox 4x32, Salmon et al. 2011). ``dtype`` is uint32 or uint64: XLA spends 32 bits on less."""
+        """Uniform bits (Philox 4x32, Salmon et al. 2011). ``dtype`` is uint32 or uint64: XLA spends 32 bits on less."""
         if 0 in shape:
             return hlo.constant(0, dtype, tuple(shape))
         state = self.random_state(-(-math.prod(shape) * dtype.itemsize // 16))
@@ -279,10 +279,10 @@ class Tracer:
         return outs
 
     def apply(self, op: OpOverload, arguments: Sequence[Any], result: Type) -> Value:
-        """What ``op`` with one result gives for ``arguments`` in schema order (values, run-time numbers, plain objects)."""
+        """What ``op``, with one result, gives for ``arguments`` in schema order: values, numbers, plain objects."""
         info = op_info(op)
-        names = [a.name for a in info.inputs]
-        given = {**dict.fromkeys(names), **{a.name: a.default_value for a in info.inputs}, **dict(zip(names, arguments, strict=False))}
+        given = {a.name: a.default_value for a in info.inputs}
+        given.update(zip(given, arguments, strict=False))
         if info.rule is not None:
             return _call_rule(info, info.rule, given, [result], {})
         tensors = {n: self._tensor_of(v) if isinstance(v, Value) else v for n, v in given.items()}

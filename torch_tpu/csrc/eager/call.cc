@@ -100,7 +100,8 @@ void Call::read_tensor(const at::Tensor& tensor) {
   const ArrayType* type = cell->type();
   const auto sizes = impl->sizes();
   const auto slot = slot_of(cell);
-  const uint64_t head = dtype << 8 | static_cast<uint64_t>(slot) << 32;
+  const uint64_t lazy = static_cast<uint64_t>(impl->is_conj()) << 17 | static_cast<uint64_t>(impl->is_neg()) << 18;
+  const uint64_t head = dtype << 8 | lazy | static_cast<uint64_t>(slot) << 32;
   if (C10_LIKELY(type && impl->is_contiguous() && sizes == c10::IntArrayRef(type->dims) &&
                  to_pjrt(impl->dtype().toScalarType()) == type->dtype)) {
     key.push_back(kWhole | head);

@@ -114,7 +114,7 @@ class Describer {
     py::object base = py::none();
     if (type) base = py::make_tuple(static_cast<int>(to_torch(type->dtype)), int_tuple(type->dims));
     return py::make_tuple("tensor", position, ref.slot, dtype, int_tuple(impl->sizes()), int_tuple(impl->strides()),
-                          impl->storage_offset(), ref.fits, ref.cell->bytes(), base);
+                          impl->storage_offset(), ref.fits, ref.cell->bytes(), base, impl->is_conj(), impl->is_neg());
   }
 
   const Call& call_;

@@ -1,0 +1,86 @@
+"""A device has one compute stream, in program order, and says honestly when it is busy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support import matmul_precision
+
+N = 1024
+
+
+def long_work() -> torch.Tensor:
+    """Some tenths of a second of matrix products, enqueued."""
+    x = torch.full((N, N), 1.0 / N, device="tpu")
+    y = x
+    with matmul_precision("highest"):
+        for _ in range(10):
+            y = y @ x
+    return y
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    long_work()
+    torch.tpu.synchronize()
+
+
+def test_every_stream_is_the_devices_stream() -> None:
+    stream = torch.tpu.current_stream()
+    assert isinstance(stream, torch.Stream)
+    assert stream == torch.tpu.default_stream() == torch.accelerator.current_stream() == torch.tpu.current_stream("tpu:0")
+    assert stream.device == torch.device("tpu", 0)
+    for made in (torch.Stream("tpu"), torch.Stream(device="tpu:0"), torch.tpu.Stream(), torch.tpu.Stream(priority=-1)):
+        assert made == stream and hash(made) == hash(stream)
+    assert isinstance(torch.tpu.Stream(), torch.tpu.Stream)
+
+
+def test_streams_are_entered_and_set() -> None:
+    stream = torch.tpu.Stream()
+    with torch.tpu.stream(stream), stream:
+        assert torch.tpu.current_stream() == stream
+        x = torch.ones(2, device="tpu") + 1
+    with torch.tpu.stream(None):
+        x += 1
+    torch.tpu.set_stream(stream)
+    torch.accelerator.set_stream(stream)
+    assert x.tolist() == [3, 3]
+
+
+def test_query_is_false_while_work_is_outstanding_and_true_after_synchronize() -> None:
+    stream = torch.tpu.current_stream()
+    y = long_work()
+    busy = not stream.query()
+    stream.synchronize()
+    assert busy and stream.query()
+    assert torch.allclose(y[0, 0].cpu(), torch.tensor(1.0 / N))
+
+
+def test_dropping_a_result_does_not_make_the_stream_idle() -> None:
+    stream = torch.tpu.current_stream()
+    long_work()
+    assert not stream.query()
+    torch.accelerator.synchronize()
+    assert stream.query()
+
+
+def test_dispatch_does_not_wait_for_results() -> None:
+    stream = torch.tpu.current_stream()
+    y = long_work()
+    z = (y + 1).t()[:3].clone()
+    assert not stream.query()
+    assert z.shape == (3, N)
+    torch.tpu.synchronize()
+
+
+def test_waiting_orders_nothing_that_was_not_ordered() -> None:
+    stream, event = torch.tpu.Stream(), torch.tpu.Event()
+    x = torch.ones(4, device="tpu") * 3
+    event.record(stream)
+    stream.wait_event(event)
+    stream.wait_stream(torch.tpu.current_stream())
+    event.wait(stream)
+    x.record_stream(stream)
+    assert stream.record_event().query() in (True, False)
+    assert (x + 1).tolist() == [4, 4, 4, 4]
