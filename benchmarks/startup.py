@@ -12,6 +12,8 @@ from pathlib import Path
 
 from common import row
 
+# As a user's shell: Python keeps the byte code of what it imports.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_STEP = """
 import sys
@@ -25,14 +27,14 @@ print(run.step_ms[0])
 
 
 def seconds_to_import(autoload: bool) -> float:
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1" if autoload else "0"}
+    environment = {**ENVIRONMENT, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1" if autoload else "0"}
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], env=environment, check=True)
     return time.perf_counter() - start
 
 
 def first_step_ms(cache: str) -> float:
-    environment = {**os.environ, "TORCH_TPU_CACHE_DIR": cache, "TORCH_TPU_QUIET": "1"}
+    environment = {**ENVIRONMENT, "TORCH_TPU_CACHE_DIR": cache, "TORCH_TPU_QUIET": "1"}
     script = FIRST_STEP.format(examples=str(ROOT / "examples"))
     answer = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
     return float(answer.stdout.split()[-1])

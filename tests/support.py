@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,12 +44,10 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, **tolerances: floa
     assert actual.stride() == expected.stride()
 
 
-@contextlib.contextmanager
-def matmul_precision(level: str) -> Iterator[None]:
-    """Float32 matrix products as on the CPU (``highest``) instead of the TPU's one BF16 pass."""
-    previous = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(level)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(previous)
+def matmul_precision(level: str) -> contextlib.AbstractContextManager[None]:
+    """Float32 matrix products of this thread as on the CPU (``highest``), or as a TPU's ``high`` or ``medium`` give them.
+
+    Scoped: ``torch.set_float32_matmul_precision`` has no way back to "nobody has set it".
+    """
+    names = {"medium": "DEFAULT", "high": "HIGH", "highest": "HIGHEST"}
+    return torch.tpu.precision(torch.tpu.Precision[names[level]])

@@ -71,7 +71,7 @@ def test_elapsed_time_does_not_count_idle_time_before_the_work() -> None:
 
 def test_elapsed_time_needs_two_finished_events() -> None:
     start, end = (torch.Event("tpu", enable_timing=True) for _ in range(2))
-    with pytest.raises(RuntimeError, match="Both events must be recorded"):
+    with pytest.raises(ValueError, match="Both events must be recorded"):
         start.elapsed_time(end)
     start.record()
     long_work()

@@ -14,17 +14,23 @@ import torch
 __version__ = "0.1.0"
 
 
+def built_for() -> str | None:
+    """The version of PyTorch that the compiled core was built against; None for a working copy that setup.py did not build."""
+    try:
+        from torch_tpu._build import TORCH_VERSION
+    except ImportError:
+        return None
+    return TORCH_VERSION
+
+
 def _check_build() -> None:
     """Finds out about a compiled core of another PyTorch before its symbols do.
 
     Raises:
         ImportError: The core is missing, cannot be loaded, or was built against another minor version of PyTorch.
     """
-    built = running = torch.__version__
-    try:
-        from torch_tpu._build import TORCH_VERSION as built
-    except ImportError:  # a working copy that was not built by setup.py
-        pass
+    running = torch.__version__
+    built = built_for() or running
     advice = "Install a torch_tpu built for it: run `pip install --no-build-isolation .` in torch_tpu's sources"
     if built.split(".")[:2] != running.split(".")[:2]:
         raise ImportError(

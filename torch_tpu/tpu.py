@@ -208,22 +208,34 @@ def mem_get_info(device: _Device = None) -> tuple[int, int]:
 
 
 # ---- streams and events -----------------------------------------------------------------------------------------------
-class Stream(torch.Stream):
+class _OfTheDevice(type):
+    """Makes instances of the generic class, and counts those of the device as its own.
+
+    PyTorch's methods check for the exact classes ``torch.Stream`` and ``torch.Event``.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__base__) and instance.device.type == "tpu"
+
+
+class Stream(torch.Stream, metaclass=_OfTheDevice):
     """The device's compute stream. There is one; every Stream object names it."""
 
-    def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> Stream:
+    def __new__(cls, device: _Device = None, priority: int = 0, **kwargs: Any) -> torch.Stream:  # type: ignore[misc]
         if "stream_id" in kwargs:
-            return super().__new__(cls, priority=priority, **kwargs)
-        return super().__new__(cls, device=torch.device("tpu", _index(device)), priority=priority)
+            return torch.Stream(priority=priority, **kwargs)
+        return torch.Stream(device=torch.device("tpu", _known(device)), priority=priority)
 
 
-class Event(torch.Event):
+class Event(torch.Event, metaclass=_OfTheDevice):
     """A point of the stream, with the time at which all work before it had finished."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+    def __new__(  # type: ignore[misc]
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> torch.Event:
         if interprocess:
             raise NotImplementedError("tpu events cannot be shared between processes.")
-        return super().__new__(cls, device="tpu", enable_timing=enable_timing, blocking=blocking)
+        return torch.Event(device="tpu", enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: _Device = None) -> torch.Stream:
@@ -244,10 +256,7 @@ def set_stream(stream: torch.Stream) -> None:
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
     """Runs a block on ``stream``; with one stream per device it changes the current device only."""
-    if stream is None:
-        yield
-        return
-    with stream:
+    with device(None if stream is None else stream.device):
         yield
 
 
@@ -385,6 +394,11 @@ def set_eager_mode(mode: EagerMode) -> Iterator[None]:
 
 class _Module(types.ModuleType):
     """Gives the module its properties."""
+
+    @property
+    def _initialized(self) -> bool:
+        """What ``torch.utils.checkpoint`` asks before it saves random state."""
+        return is_initialized()
 
     @property
     def eager_mode(self) -> EagerMode:

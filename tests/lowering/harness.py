@@ -115,8 +115,9 @@ def _compiled(text: str) -> Any:
 def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: str = "highest", **kwargs: Any) -> tuple[Any, Plan, list]:
     """Runs ``op``; returns (results as CPU tensors, the plan, all program outputs)."""
     call = Call(op, args, kwargs)
-    plan = build(op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else ""), call.arguments,
-                 precision=precision, emulate_precision=True)
+    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    with torch._C._AutoDispatchBelowAutograd():  # where the eager kernel runs: composites reach the tracer undecomposed
+        plan = build(name, call.arguments, precision=precision, emulate_precision=True)
     inputs = []
     for kind, index, dtype in plan.operands:
         value = {

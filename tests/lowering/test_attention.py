@@ -36,11 +36,15 @@ CASES: dict[str, dict[str, Any]] = {
 def test_attention(name: str) -> None:
     torch.manual_seed(0)
     case = {
-        "dtype": torch.float32, "kv_heads": 4, "length": 5, "bias": None, "causal": False, "scale": None, "value_width": 8,
-        "tolerance": 1e-4, **CASES[name],
+        "dtype": torch.float32, "kv_heads": 4, "length": 5, "bias": None, "causal": False, "scale": None,
+        "value_width": 8, "tolerance": 1e-4, **CASES[name],
     }  # fmt: skip
     make = lambda *s: torch.randn(s).to(case["dtype"]).requires_grad_()  # noqa: E731
-    q, k, v = make(2, 4, case["length"], 8), make(2, case["kv_heads"], 7, 8), make(2, case["kv_heads"], 7, case["value_width"])
+    q, k, v = (
+        make(2, 4, case["length"], 8),
+        make(2, case["kv_heads"], 7, 8),
+        make(2, case["kv_heads"], 7, case["value_width"]),
+    )
     leaves, bias = [q, k, v], None
     if case["bias"] is not None:
         bias = torch.randn(case["bias"]).to(case["dtype"])

@@ -10,7 +10,7 @@ import torch
 from tests.lowering.harness import check, run
 
 aten = torch.ops.aten
-DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+DTYPES = (torch.float32, torch.float64, torch.complex64)
 SHAPES = ((3, 5, 5), (2, 4, 6), (6, 4), (1, 1), (2, 0, 3))
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -63,7 +63,9 @@ def test_cholesky(dtype: torch.dtype) -> None:
 def test_cholesky_names_the_first_bad_minor() -> None:
     a = positive(torch.float64, 3, 5, 5)
     a[0, 2, 2], a[2, 0, 0] = -3, 0
-    assert run(aten.linalg_cholesky_ex.default, a)[0][1].tolist() == torch.linalg.cholesky_ex(a)[1].tolist() == [3, 0, 1]
+    assert (
+        run(aten.linalg_cholesky_ex.default, a)[0][1].tolist() == torch.linalg.cholesky_ex(a)[1].tolist() == [3, 0, 1]
+    )
 
 
 @every_dtype
@@ -97,7 +99,9 @@ def test_systems(dtype: torch.dtype) -> None:
     lu, pivots, _ = torch.linalg.lu_factor_ex(a)
     for left in (True, False):
         for adjoint in (True, False):
-            same(aten.linalg_lu_solve, lu, pivots, make(dtype, *((5, 2) if left else (2, 5))), left=left, adjoint=adjoint)
+            same(
+                aten.linalg_lu_solve, lu, pivots, make(dtype, *((5, 2) if left else (2, 5))), left=left, adjoint=adjoint
+            )
 
 
 def test_singular_systems_are_reported() -> None:
@@ -172,11 +176,11 @@ def test_matrix_exp(dtype: torch.dtype) -> None:
 def test_pinv(dtype: torch.dtype) -> None:
     low = make(dtype, 5, 2) @ make(dtype, 2, 4)
     limits: list[tuple[torch.Tensor, dict[str, Any]]] = [
-        (make(dtype, 2, 5, 3), {}), (low, {"rtol": torch.tensor(1e-4)}), (make(dtype, 3, 5), {"atol": torch.tensor(0.9)}),
+        (make(dtype, 2, 5, 3), {}), (low, {"rtol": torch.tensor(1e-4)}),
+        (make(dtype, 3, 5), {"atol": torch.tensor(0.9)}),
     ]  # fmt: skip
-    for a, options in limits:
-        check(aten.linalg_pinv.atol_rtol_tensor, a, strides=False, **tolerance(dtype), **options)
-    check(aten.linalg_pinv.atol_rtol_tensor, positive(dtype, 4, 4), hermitian=True, strides=False, **tolerance(dtype))
+    for a, options in [*limits, (positive(dtype, 4, 4), {"hermitian": True})]:
+        near(run(aten.linalg_pinv.atol_rtol_tensor, a, **options)[0][0], torch.linalg.pinv(a, **options))
 
 
 @every_dtype
@@ -186,7 +190,7 @@ def test_products_of_matrices(dtype: torch.dtype) -> None:
     same(aten.linalg_cross, make(dtype, 3, 4), make(dtype, 3, 4), dim=0)
 
 
-# ---- fft --------------------------------------------------------------------------------------------------------------
+# ---- fft ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("dims", [[0], [3], [1, 3], [0, 2], [3, 1, 0], [0, 1, 2, 3]], ids=str)
 def test_fft(dims: list[int], dtype: torch.dtype) -> None:

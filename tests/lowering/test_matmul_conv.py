@@ -10,7 +10,16 @@ import torch
 from tests.lowering.harness import check, run
 
 aten = torch.ops.aten
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int64, torch.int8, torch.uint8)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+)
 HALF = {torch.bfloat16: {"rtol": 2e-2, "atol": 5e-2}, torch.float16: {"rtol": 3e-3, "atol": 1e-2}}
 
 
@@ -60,7 +69,14 @@ def test_product_forms() -> None:
     check(aten.einsum.default, "bij,kjb->bik", [r(2, 3, 5), r(6, 5, 2)])
     check(aten.tensordot.default, r(2, 3, 5), r(5, 3, 4), [1, 2], [1, 0])
     check(aten.bilinear.default, r(6, 3), r(6, 5), r(4, 3, 5), r(4))
-    check(aten.bilinear.default, r(6, 3).bfloat16(), r(6, 5).bfloat16(), r(4, 3, 5).bfloat16(), None, **HALF[torch.bfloat16])
+    check(
+        aten.bilinear.default,
+        r(6, 3).bfloat16(),
+        r(6, 5).bfloat16(),
+        r(4, 3, 5).bfloat16(),
+        None,
+        **HALF[torch.bfloat16],
+    )
 
 
 def test_zero_beta_ignores_nan() -> None:
@@ -87,7 +103,7 @@ def test_int64_is_exact() -> None:
     check(aten.mm.default, x, torch.full((3, 2), 2**62 + 3))  # wraps
 
 
-# ---- precision --------------------------------------------------------------------------------------------------------
+# ---- precision ------------------------------------------------------------------------------------------------------
 def relative_error(op: Any, args: tuple[Any, ...], precision: str) -> float:
     wide = op(*(a.double() if isinstance(a, torch.Tensor) else a for a in args))
     got = run(op, *args, precision=precision)[0][0]
@@ -130,7 +146,7 @@ def test_precision_leaves_exact_types_and_infinities_alone() -> None:
     torch.testing.assert_close(got, x32 @ y32, rtol=1e-4, atol=1e-4)
 
 
-# ---- convolution ------------------------------------------------------------------------------------------------------
+# ---- convolution ----------------------------------------------------------------------------------------------------
 # input, weight, stride, padding, dilation, transposed, output_padding, groups
 CONVOLUTIONS = [
     ((2, 4, 9), (6, 4, 3), [2], [1], [1], False, [0], 1),

@@ -18,7 +18,7 @@ def image(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(-50, 50, shape).to(dtype)
 
 
-# ---- maximum ----------------------------------------------------------------------------------------------------------
+# ---- maximum --------------------------------------------------------------------------------------------------------
 MAX_POOLS = [
     ((2, 3, 7, 8), [3, 2], [2, 1], [1, 1], [1, 1], False),
     ((2, 3, 7, 8), [3], [], [0], [2], True),
@@ -67,7 +67,7 @@ def test_max_unpool_and_fractional(rank: int) -> None:
     check(backward, image(*y.shape), x, [2] * rank, out, at)
 
 
-# ---- mean -------------------------------------------------------------------------------------------------------------
+# ---- mean -----------------------------------------------------------------------------------------------------------
 AVG_POOLS = [
     ((2, 3, 7, 8), [3, 2], [2, 1], [1, 1], False, True, None),
     ((2, 3, 7, 8), [3, 2], [2, 3], [1, 1], True, False, None),
@@ -112,7 +112,7 @@ def test_adaptive_pool(size: list[int]) -> None:
     check(aten.adaptive_max_pool3d.default, x, [2, *size])
 
 
-# ---- resize -----------------------------------------------------------------------------------------------------------
+# ---- resize ---------------------------------------------------------------------------------------------------------
 RESIZES = {
     "upsample_nearest1d": 1, "_upsample_nearest_exact1d": 1, "upsample_linear1d": 1,
     "upsample_nearest2d": 2, "_upsample_nearest_exact2d": 2, "upsample_bilinear2d": 2, "upsample_bicubic2d": 2,
@@ -141,7 +141,9 @@ def test_resize(name: str) -> None:
         check(op.default, x.bfloat16(), SIZES[0][:rank], *aligns[0], rtol=2e-2, atol=5e-2)
 
 
-@pytest.mark.parametrize("name", ["upsample_nearest2d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"])
+@pytest.mark.parametrize(
+    "name", ["upsample_nearest2d", "upsample_bilinear2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
+)
 def test_resize_bytes(name: str) -> None:
     """PyTorch resizes bytes in fixed point; so does the rule, to the bit."""
     torch.manual_seed(0)

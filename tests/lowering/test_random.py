@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.lowering.harness import run
+from tests.lowering.harness import check, run
 from torch_tpu.lowering.random import CHECKED, check_numbers
 
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ def fits(observed: np.ndarray, probabilities: np.ndarray) -> None:
     assert stats.chi2.sf(chi2, max(keep.sum() - 1, 1)) > 1e-3
 
 
-# ---- streams ----------------------------------------------------------------------------------------------------------
+# ---- streams ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("dtype", "per_block"), [(torch.float32, 4), (torch.float64, 2), (torch.bfloat16, 4)])
 def test_a_draw_depends_on_seed_and_offset_alone(dtype: torch.dtype, per_block: int) -> None:
     whole = fill("uniform_", n=256, dtype=dtype, seed=(5, 100))
@@ -78,7 +78,7 @@ def test_neighbouring_offsets_and_seeds_do_not_correlate() -> None:
         assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 / math.sqrt(N)
 
 
-# ---- continuous distributions -----------------------------------------------------------------------------------------
+# ---- continuous distributions ----------------------------------------------------------------------------------------
 CONTINUOUS = [
     ("uniform_", (), "uniform", (0, 1)),
     ("uniform_", (-2.0, 5.0), "uniform", (-2, 7)),
@@ -148,7 +148,7 @@ def test_normal_of_tensors() -> None:
     assert draw(aten.normal.float_float, 7.0, 2.0, [N]).std().item() == pytest.approx(2, abs=0.05)
 
 
-# ---- counts and coins -------------------------------------------------------------------------------------------------
+# ---- counts and coins ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.3, 0.9])
 def test_geometric(p: float, dtype: torch.dtype) -> None:
@@ -231,7 +231,7 @@ def test_multinomial_reports_bad_weights() -> None:
     assert outputs[-1].item() == 0
 
 
-# ---- integers ---------------------------------------------------------------------------------------------------------
+# ---- integers --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8, torch.float32, torch.bfloat16])
 def test_random_range(dtype: torch.dtype) -> None:
     low = 0 if dtype == torch.uint8 else -5
@@ -293,7 +293,17 @@ def test_factories(op: Any) -> None:
     assert torch.equal(draw(like.default, torch.empty(9)), draw(op.default, [9]))
 
 
-# ---- dropout ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_gamma_and_dirichlet_samples(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    alpha, beta = (torch.exp(6 * torch.rand(2, 5000, dtype=dtype) - 2)).unbind()
+    x = torch._standard_gamma(alpha) * (0.6 + torch.rand(5000, dtype=dtype))
+    check(aten._standard_gamma_grad.default, alpha, x, rtol=1e-5, atol=1e-8)
+    x = torch.distributions.Beta(alpha, beta).sample().clamp(1e-3, 1 - 1e-3)
+    check(aten._dirichlet_grad.default, x, alpha, alpha + beta, rtol=1e-3, atol=1e-6)
+
+
+# ---- dropout ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 def test_native_dropout(p: float, dtype: torch.dtype) -> None:
@@ -311,7 +321,7 @@ def test_native_dropout(p: float, dtype: torch.dtype) -> None:
 
 def test_rrelu_with_noise() -> None:
     x = torch.randn(N)
-    _, plan, outputs = run(aten.rrelu_with_noise.default, x, torch.zeros(N), 0.1, 0.4, True, None)
+    _, _, outputs = run(aten.rrelu_with_noise.default, x, torch.zeros(N), 0.1, 0.4, True, None)
     noise, y = outputs
     assert torch.equal(y, x * noise)
     assert (noise[x > 0] == 1).all()
@@ -320,21 +330,30 @@ def test_rrelu_with_noise() -> None:
     torch.testing.assert_close(y, torch.where(x <= 0, x * 0.25, x))
 
 
-# ---- errors -----------------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 BAD = [
-    ("uniform_", (2.0, 1.0), torch.float32), ("uniform_", (), torch.int64), ("normal_", (0.0, -1.0), torch.float32),
-    ("log_normal_", (0.0, 0.0), torch.float32), ("exponential_", (-1.0,), torch.float64),
-    ("geometric_", (1.5,), torch.float32), ("geometric_", (0.0,), torch.int64), ("cauchy_", (0.0, -1.0), torch.float32),
-    ("bernoulli_.float", (1.5,), torch.float32), ("random_.from", (5, 5), torch.int64), ("random_.to", (0,), torch.int64),
-    ("random_.to", (300,), torch.uint8), ("random_.from", (-1, 5), torch.bool), ("random_.from", (2**25, None), torch.float32),
+    ("uniform_", (2.0, 1.0), torch.float32),
+    ("uniform_", (), torch.int64),
+    ("normal_", (0.0, -1.0), torch.float32),
+    ("log_normal_", (0.0, 0.0), torch.float32),
+    ("exponential_", (-1.0,), torch.float64),
+    ("geometric_", (1.5,), torch.float32),
+    ("geometric_", (0.0,), torch.int64),
+    ("cauchy_", (0.0, -1.0), torch.float32),
+    ("bernoulli_.float", (1.5,), torch.float32),
+    ("random_.from", (5, 5), torch.int64),
+    ("random_.to", (0,), torch.int64),
+    ("random_.to", (300,), torch.uint8),
+    ("random_.from", (-1, 5), torch.bool),
+    ("random_.from", (2**25, None), torch.float32),
     ("random_", (), torch.complex64),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "args", "dtype"), BAD)
 def test_bad_numbers_raise_as_on_cpu(name: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     base, _, overload = name.partition(".")
-    with pytest.raises(Exception) as expected:  # noqa: PT011 the type and the words are compared below
+    with pytest.raises(Exception) as expected:
         getattr(getattr(aten, base), overload or "default")(torch.empty(3, dtype=dtype), *args)
     with pytest.raises(type(expected.value)) as got:
         fill(name, *args, n=3, dtype=dtype)
@@ -357,10 +376,17 @@ def test_other_errors() -> None:
 
 def test_numbers_can_be_checked_on_every_call() -> None:
     bad = {
-        "uniform": (1.0, 0.0), "normal_functional": (0.0, -1.0), "normal.Tensor_float": (-1.0,), "normal.float_float": (0.0, -1.0),
-        "log_normal": (0.0, -1.0), "exponential": (0.0,), "geometric": (2.0,), "cauchy": (0.0, 0.0), "bernoulli.p": (-0.5,),
+        "uniform": (1.0, 0.0),
+        "normal_functional": (0.0, -1.0),
+        "normal.Tensor_float": (-1.0,),
+        "normal.float_float": (0.0, -1.0),
+        "log_normal": (0.0, -1.0),
+        "exponential": (0.0,),
+        "geometric": (2.0,),
+        "cauchy": (0.0, 0.0),
+        "bernoulli.p": (-0.5,),
         "native_dropout": (1.5,),
-    }  # fmt: skip
+    }
     assert bad.keys() == CHECKED.keys()
     state = torch.get_rng_state()
     for name, numbers in bad.items():

@@ -176,3 +176,8 @@ def test_a_view_copy_is_no_gather() -> None:
     x = f32(8, 9)[1:, ::2]
     _, plan, _ = run(aten.permute_copy.default, x.diagonal(), [0])
     assert "gather" not in plan.text
+
+
+def test_a_decomposition_may_reshape_what_is_no_view() -> None:
+    """im2col ends in a reshape that copies: a composite, though its schema says view."""
+    check(aten.im2col.default, f32(1, 1, 6, 8), [3, 3], [1, 1], [0, 0], [1, 1])

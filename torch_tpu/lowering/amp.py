@@ -6,7 +6,8 @@ import torch
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 @lower("_amp_foreach_non_finite_check_and_unscale")

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch_tpu.lowering.common import tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
-from torch_tpu.tracing.schema import op_info
+from torch_tpu.tracing.schema import op_info, registry_name
 
 #: Single-tensor operators of another name.
 _SINGLE = {
@@ -67,9 +67,8 @@ def _static(op: OpOverload, single: OpOverload) -> tuple[str, ...]:
 
 def _repeat(op: OpOverload, single: OpOverload) -> None:
     is_list = [str(a.type) in _ELEMENT for a in op._schema.arguments]
-    name = op._schema.name.removeprefix("aten::") + ("" if op._overloadname == "default" else f".{op._overloadname}")
 
-    @lower(name, static=_static(op, single))
+    @lower(registry_name(op), static=_static(op, single))
     def rule(*arguments: Any, alpha: Any = None, memory_format: Any = None, result: list[Type]) -> list[Value]:
         if alpha is not None:
             arguments = (*arguments, alpha)

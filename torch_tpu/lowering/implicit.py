@@ -1,9 +1,9 @@
 """Gradients of gamma and Dirichlet samples with respect to their shapes.
 
-A sample ``x`` of a distribution function ``F(x; a)`` moves with ``a`` by ``dx/da = -(dF/da) / (dF/dx)`` (Figurnov et al.
-2018). ATen approximates it by regions (``aten/src/ATen/native/Distributions.h``): Taylor series, Rice's saddle point, and
-rational functions. The same approximations are used here, in float64 as on its CPU: the saddle points cancel too much for
-float32.
+A sample ``x`` of a distribution function ``F(x; a)`` moves with ``a`` by ``dx/da = -(dF/da) / (dF/dx)`` (Figurnov et
+al. 2018). ATen approximates it by regions (``aten/src/ATen/native/Distributions.h``): Taylor series, Rice's saddle
+point, and rational functions. The same approximations are used here, in float64 as on its CPU: the saddle points cancel
+too much for float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 def _polynomial(x: Value, coefficients: Sequence[float | Value]) -> Value:
@@ -33,12 +34,12 @@ def _power(x: Value, y: Value | float) -> Value:
     return hlo.power(x, y)
 
 
-# ---- gamma ------------------------------------------------------------------------------------------------------------
+# ---- gamma -----------------------------------------------------------------------------------------------------------
 #: exp(p/q) approximates the gradient; rows are powers of log(x/alpha), columns the coefficients of p, then of q.
 _GAMMA = (
     (0.16009398, -0.094634809, 0.025146376, -0.0030648343, 1.0, 0.32668115, 0.10406089, 0.0014179084),
     (0.53487893, 0.1298071, 0.065735949, -0.0015649758, 0.16639465, 0.020070113, -0.0035938915, -0.00058392623),
-    (0.040121004, -0.0065914022, -0.0026286047, -0.0013441777, 0.017050642, -0.0021309326, 0.00085092367, -1.5247877e-07),
+    (0.040121004, -0.0065914022, -0.0026286047, -0.0013441777, 0.017050642, -0.0021309326, 8.5092367e-4, -1.5247877e-7),
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def standard_gamma_grad(alpha: Value, sample: Value) -> Value:
     return hlo.convert(hlo.select(x < 0.8, _gamma_small(a, x), rest), alpha.dtype)
 
 
-# ---- Dirichlet --------------------------------------------------------------------------------------------------------
+# ---- Dirichlet -------------------------------------------------------------------------------------------------------
 #: p (first) and q as polynomials in log(x), log(alpha/x) and log(total) - log(alpha/x), in this order of nesting.
 _BETA = (
     (((1.003668233, -0.01061107488, -0.0657888334, 0.01201642863),

@@ -1,7 +1,7 @@
 """The fused optimizer steps: one program updates every parameter and its state.
 
-The arithmetic is that of ATen's fused kernels (``aten/src/ATen/native/cpu/Fused*Kernel.cpp``). Hyperparameters are run-time
-operands, since schedulers change any of them; what is static is what decides which terms exist.
+The arithmetic is that of ATen's fused kernels (``aten/src/ATen/native/cpu/Fused*Kernel.cpp``). Hyperparameters are run-
+time operands, since schedulers change any of them; what is static is what decides which terms exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 
 Values = list[Value]
 
@@ -28,16 +29,20 @@ def _complement(x: Scalar, dtype: torch.dtype) -> Value:
 
 
 def _step_all(
-    update: Callable[..., Sequence[Value]], lists: Sequence[Values], grads: Values, *, maximize: bool, scale: Value | None,
-    found_inf: Value | None,
+    update: Callable[..., Sequence[Value]], lists: Sequence[Values], grads: Values, *, maximize: bool,
+    scale: Value | None, found_inf: Value | None,
 ) -> list[Values]:  # fmt: skip
     """Applies ``update`` to each parameter and its state, and leaves all as it was where an infinity was found.
 
     Args:
-        update: From (gradient, parameter, state...) in the compute dtype to the new (parameter, state...); further arguments
+        update: From (gradient, parameter, state...) in the compute dtype to the new (parameter, state...); further
+        arguments
             may follow in ``lists`` as long as ``update`` does not return them.
         lists: Parameters, then states; a list may be empty.
         grads: Gradients, multiplied by ``scale``.
+        maximize: Follow the gradient upwards.
+        scale: What the gradients must be divided by, or None.
+        found_inf: 1 if a gradient is not finite, or None.
 
     Returns:
         The new parameters, the unscaled gradients, the new states.
@@ -61,7 +66,7 @@ def _step_all(
     return [params, grads_new, *states]
 
 
-# ---- Adam -------------------------------------------------------------------------------------------------------------
+# ---- Adam ------------------------------------------------------------------------------------------------------------
 def _bias(one_minus_beta: Value, step: Value) -> Value:
     """``1 - beta^step``."""
     return -hlo.exponential_minus_one(step * hlo.log_plus_one(-one_minus_beta))
@@ -73,7 +78,7 @@ def _lerp(x: Value, end: Value, weight: Value) -> Value:
 
 
 def _adam(decoupled: bool) -> Callable[..., list[Values]]:
-    """Adam (Kingma and Ba 2015); ``decoupled`` decays the weights apart from the gradient (Loshchilov and Hutter 2019)."""
+    """Adam (Kingma and Ba 2015); ``decoupled`` decays weights apart from the gradient (Loshchilov and Hutter 2019)."""
 
     def rule(
         params: Values, grads: Values, exp_avgs: Values, exp_avg_sqs: Values, max_exp_avg_sqs: Values, steps: Values, *,
@@ -107,11 +112,12 @@ lower("_fused_adam", "_fused_adam.tensor_lr")(_adam(False))
 lower("_fused_adamw", "_fused_adamw.tensor_lr")(_adam(True))
 
 
-# ---- SGD and Adagrad --------------------------------------------------------------------------------------------------
+# ---- SGD and Adagrad -------------------------------------------------------------------------------------------------
 @lower("_fused_sgd", "_fused_sgd.tensor_lr")
 def sgd(
-    params: Values, grads: Values, buffers: Values, *, weight_decay: Scalar, momentum: Scalar, lr: Scalar, dampening: Scalar,
-    nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Value | None = None, found_inf: Value | None = None,
+    params: Values, grads: Values, buffers: Values, *, weight_decay: Scalar, momentum: Scalar, lr: Scalar,
+    dampening: Scalar, nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Value | None = None,
+    found_inf: Value | None = None,
 ) -> list[Values]:  # fmt: skip
     """Gradient descent; with momentum where there are buffers (Sutskever et al. 2013)."""
 
@@ -129,11 +135,12 @@ def sgd(
 
 
 def _adagrad(returns_steps: bool) -> Callable[..., list[Values]]:
-    """Adagrad (Duchi, Hazan and Singer 2011). One schema counts the steps among the results, though they do not change."""
+    """Adagrad (Duchi, Hazan and Singer 2011). One schema has the steps among the results, though they do not change."""
 
     def rule(
-        params: Values, grads: Values, sums: Values, steps: Values, *, lr: Scalar, lr_decay: Scalar, weight_decay: Scalar,
-        eps: Scalar, maximize: bool, grad_scale: Value | None = None, found_inf: Value | None = None,
+        params: Values, grads: Values, sums: Values, steps: Values, *, lr: Scalar, lr_decay: Scalar,
+        weight_decay: Scalar, eps: Scalar, maximize: bool, grad_scale: Value | None = None,
+        found_inf: Value | None = None,
     ) -> list[Values]:  # fmt: skip
         def update(g: Value, param: Value, total: Value, step: Value) -> list[Value]:
             c, shape = g.dtype, g.shape

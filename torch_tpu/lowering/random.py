@@ -1,8 +1,9 @@
 """Random numbers: every draw is a function of the generator's seed and of the offset at which the draw starts.
 
-The bits come from :meth:`Tracer.random_bits`. A uniform number of a dtype with ``d`` digits (24 for float32, 53 for float64) is
-``k / 2^d`` for ``d`` random bits ``k``, as in ATen's ``uniform_real``; where a logarithm or a tangent follows, it is an odd
-multiple of ``2^-d``, which is neither 0 nor 1. Distributions whose number of draws depends on the data are in ``rejection.py``.
+The bits come from :meth:`Tracer.random_bits`. A uniform number of a dtype with ``d`` digits (24 for float32, 53 for
+float64) is ``k / 2^d`` for ``d`` random bits ``k``, as in ATen's ``uniform_real``; where a logarithm or a tangent
+follows, it is an odd multiple of ``2^-d``, which is neither 0 nor 1. Distributions whose number of draws depends on the
+data are in ``rejection.py``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import torch
 
 from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, compute_dtype, highest, tracer
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
-# ---- checks of numbers ------------------------------------------------------------------------------------------------
-#: Operators whose numbers are operands of the program and must be checked on every call: the in-place form whose CPU kernel
-#: checks them, and their positions among the operator's arguments.
+# ---- checks of numbers -----------------------------------------------------------------------------------------------
+#: Operators whose numbers are operands of the program and must be checked on every call: the in-place form whose CPU
+#: kernel checks them, and their positions among the operator's arguments.
 CHECKED: dict[str, tuple[str, tuple[int, ...]]] = {
     "uniform": ("uniform_", (1, 2)),
     "normal_functional": ("normal_", (1, 2)),
@@ -55,7 +57,7 @@ def _check(name: str, dtype: torch.dtype, *numbers: Scalar) -> None:
     check_numbers(name, dtype, *(n.sample if isinstance(n, ScalarOperand) else n for n in numbers))  # type: ignore[misc]
 
 
-# ---- uniform numbers --------------------------------------------------------------------------------------------------
+# ---- uniform numbers -------------------------------------------------------------------------------------------------
 def digits(dtype: torch.dtype) -> int:
     """Binary digits of a floating dtype's significand: 24 for float32."""
     return 1 - int(math.log2(torch.finfo(dtype).eps))
@@ -68,7 +70,7 @@ def _random_integer(shape: Sequence[int], bits: int) -> Value:
 
 
 def unit(shape: Sequence[int], dtype: torch.dtype) -> Value:
-    """Uniform on [0, 1) with ``dtype``'s digits, in its compute dtype: rounding to ``dtype`` is exact and never gives 1."""
+    """Uniform on [0, 1) with ``dtype``'s digits, in its compute dtype: rounding to ``dtype`` is exact."""
     d = digits(dtype)
     return hlo.convert(_random_integer(shape, d), compute_dtype(dtype)) * 2.0**-d
 
@@ -91,7 +93,7 @@ def gauss(shape: Sequence[int], dtype: torch.dtype) -> Value:
 
 
 def gauss_of(k: Value, dtype: torch.dtype) -> Value:
-    """Standard normal numbers from ``d`` random bits each: ``sqrt(2) erfinv(u)``, u an odd multiple of 2^-d in (-1, 1)."""
+    """Standard normal numbers from ``d`` random bits each: ``sqrt(2) erfinv(u)``, u odd multiples of 2^-d."""
     d = digits(dtype)
     signed = hlo.convert(k, torch.int32 if dtype == torch.float32 else torch.int64)
     u = hlo.convert(signed * 2 + (1 - 2**d), dtype) * 2.0**-d
@@ -119,7 +121,7 @@ def _parts(draw: Callable[[Sequence[int], torch.dtype], Value], kind: Type) -> V
     return hlo.complex_(draw(kind.shape, part), draw(kind.shape, part))
 
 
-# ---- distributions ----------------------------------------------------------------------------------------------------
+# ---- distributions ---------------------------------------------------------------------------------------------------
 @lower("uniform")
 def uniform(x: Value, low: Scalar = 0.0, high: Scalar = 1.0, *, result: list[Type]) -> Value:
     _check("uniform", x.dtype, low, high)
@@ -220,7 +222,7 @@ def cauchy(x: Value, median: Scalar = 0.0, sigma: Scalar = 1.0) -> Value:
     return hlo.convert(as_value(median, c, x.shape) + as_value(sigma, c, x.shape) * t, x.dtype)
 
 
-# ---- coins ------------------------------------------------------------------------------------------------------------
+# ---- coins -----------------------------------------------------------------------------------------------------------
 def _probability_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -292,12 +294,12 @@ def rrelu_with_noise_functional(
     return _rrelu(x, noise, lower, upper, training)[::-1]
 
 
-# ---- integers ---------------------------------------------------------------------------------------------------------
+# ---- integers --------------------------------------------------------------------------------------------------------
 def integers(shape: Sequence[int], base: int, count: int, dtype: torch.dtype) -> Value:
     """Uniform on ``[base, base + count)``, ``1 <= count <= 2^64``.
 
-    Up to 2^32 values, 64 random bits times ``count`` are shifted down by 64 (Lemire 2019): no value is favoured by more than
-    2^-32. Above, the remainder of 64 random bits is taken, as ATen does.
+    Up to 2^32 values, 64 random bits times ``count`` are shifted down by 64 (Lemire 2019): no value is favoured by more
+    than 2^-32. Above, the remainder of 64 random bits is taken, as ATen does.
     """
     bits = tracer().random_bits(shape, torch.uint64)
     if count <= 2**32:
@@ -330,7 +332,7 @@ def random_from(x: Value, start: int, stop: int | None) -> Value:
 
 
 def _between(kind: Type, start: int, stop: int | None) -> Value:
-    """``[start, stop)``; to the top of the dtype, included, for no ``stop``; all of int64 for the lowest ``start`` as well."""
+    """``[start, stop)``; to the top of the dtype, included, for no ``stop``; all of int64 for the lowest."""
     shape, dtype = kind
     if stop is None and start == torch.iinfo(torch.int64).min:
         return integers(shape, start, 2**64, dtype)

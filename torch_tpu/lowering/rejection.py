@@ -1,7 +1,7 @@
 """Distributions whose number of random draws depends on the data, and the gradients of their samples.
 
-Rejection samplers run all elements in one ``while`` loop until each has accepted. Iteration ``i`` draws from the generator's
-counter at ``offset + i * blocks``; the draw reserves the blocks of every iteration that the loop may run.
+Rejection samplers run all elements in one ``while`` loop until each has accepted. Iteration ``i`` draws from the
+generator's counter at ``offset + i * blocks``; the draw reserves the blocks of every iteration that the loop may run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch_tpu.lowering.common import compute_dtype, tracer
 from torch_tpu.lowering.random import digits, exponential_unit, gauss_of, odd_multiple, open_unit, unit
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 _ITERATIONS = 1024  # every sampler here accepts with probability 1/2 or more, or ends after a few dozen steps
 Draws = list[Value]
@@ -60,14 +61,14 @@ def _accept(
 
 
 def _stirling(k: Value) -> Value:
-    """``log(k!)`` less Stirling's formula: exact to 1e-4 at 1 and to rounding from 10 on; the value at 0 is tabulated."""
+    """``log(k!)`` less Stirling's formula: within 3e-4 at 1 and to rounding from 10 on; tabulated at 0."""
     m = hlo.maximum(k, 1.0)
     r = 1.0 / (m * m)
     series = (1 / 12 - (1 / 360 - (1 / 1260 - r * (1 / 1680)) * r) * r) / m
     return hlo.select(k < 1.0, hlo.full_like(k, 0.08106146679532726), series)
 
 
-# ---- counts -----------------------------------------------------------------------------------------------------------
+# ---- counts ----------------------------------------------------------------------------------------------------------
 @lower("poisson")
 def poisson(rate: Value, generator: Any = None) -> Value:
     """Below a rate of 10, arrivals are counted (Knuth); above, transformed rejection (PTRS, Hörmann 1993)."""
@@ -104,7 +105,7 @@ def _ptrs(lam: Value, u: Value, v: Value) -> tuple[Value, Value]:
 
 
 def _log_poisson(k: Value, lam: Value) -> Value:
-    """The log probability of ``k``, by Loader's deviance (2000), which does not cancel for large rates as lgamma would."""
+    """The log probability of ``k``, by Loader's deviance (2000), which does not cancel for large rates."""
     x = (k - lam) / lam
     deviance = lam * ((1.0 + x) * hlo.log_plus_one(hlo.maximum(x, -0.999999)) - x)
     dense = -deviance - 0.5 * hlo.log(hlo.maximum(k, 1.0) * (2 * math.pi)) - _stirling(k)
@@ -113,7 +114,7 @@ def _log_poisson(k: Value, lam: Value) -> Value:
 
 @lower("binomial")
 def binomial(count: Value, prob: Value, generator: Any = None, *, result: list[Type]) -> Value:
-    """Below a mean of 10, waiting times are summed (Devroye 1986); above, transformed rejection (BTRS, Hörmann 1993)."""
+    """Below a mean of 10, waits are summed (Devroye 1986); above, transformed rejection (BTRS, Hörmann 1993)."""
     kind = result[0]
     c = compute_dtype(kind.dtype)
     n, p = (hlo.broadcast_to(hlo.convert(x, c), kind.shape) for x in (count, prob))
@@ -164,7 +165,7 @@ def _tail(k: Value) -> Value:
     return _stirling(k + 1.0)
 
 
-# ---- gamma and Dirichlet ----------------------------------------------------------------------------------------------
+# ---- gamma and Dirichlet ---------------------------------------------------------------------------------------------
 def _gamma(alpha: Value) -> tuple[Value, Value]:
     """A standard gamma sample as ``(x, log(y))`` with the sample ``x y`` (Marsaglia and Tsang 2000).
 
@@ -213,11 +214,14 @@ def sample_dirichlet(alpha: Value, generator: Any = None) -> Value:
     return hlo.convert(hlo.clamp(info.tiny, share, 1.0 - info.eps / 2), alpha.dtype)
 
 
-# ---- categories -------------------------------------------------------------------------------------------------------
+# ---- categories ------------------------------------------------------------------------------------------------------
 @lower("multinomial")
 def multinomial(weights: Value, count: int, replacement: bool = False, *, result: list[Type]) -> Value:
-    """Rows of category indices. Without replacement (or for one sample), the ``count`` largest ratios of weight to an
-    exponential number (Efraimidis and Spirakis 2006), as ATen; else the inverse of the distribution function."""
+    """Rows of category indices.
+
+    Without replacement, or for one sample, those of the ``count`` largest ratios of weight to an exponential number
+    (Efraimidis and Spirakis 2006), as in ATen; else by the inverse of the distribution function.
+    """
     if not weights.dtype.is_floating_point:
         raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {_NAMES[weights.dtype]}")
     categories = weights.shape[-1]
@@ -243,12 +247,13 @@ def _check_weights(p: Value) -> None:
 
 
 _NAMES = {
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool",
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+    torch.bool: "Bool",
 }  # fmt: skip
 
 
 def _inverse(p: Value, count: int) -> Value:
-    """For each of ``count`` uniform numbers a row, the number of partial sums that do not exceed its share of the total."""
+    """For each of ``count`` uniform numbers a row, how many partial sums do not exceed its share of the total."""
     rows, categories = p.shape
     sums = scan(p, 1, 0.0, hlo.add)
     total = hlo.slice_dim(sums, 1, categories - 1, categories)
@@ -259,8 +264,8 @@ def _inverse(p: Value, count: int) -> Value:
         there = found + step
         at = hlo.clamp(0, there - 1, categories - 1)
         reached = hlo.gather(
-            sums, hlo.reshape(at, (rows, count, 1)), offset_dims=[], collapsed_dims=[1], index_map=[1], slice_sizes=[1, 1],
-            operand_batching_dims=[0], indices_batching_dims=[0],
+            sums, hlo.reshape(at, (rows, count, 1)), offset_dims=[], collapsed_dims=[1], index_map=[1],
+            slice_sizes=[1, 1], operand_batching_dims=[0], indices_batching_dims=[0],
         )  # fmt: skip
         found = hlo.select(hlo.and_(there < categories, reached <= goal), there, found)
         step //= 2

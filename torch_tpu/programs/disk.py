@@ -262,6 +262,14 @@ def entries() -> list[tuple[Path, int, float]]:
     return found
 
 
+def operator_of(path: Path) -> str:
+    """The operator of an entry, or what is wrong with it."""
+    try:
+        return _unpack(path.read_bytes())[0].name
+    except Exception as error:  # whatever is wrong with the entry is the answer
+        return f"damaged: {error}"
+
+
 def sweep(limit: int | None = None) -> int:
     """Removes entries read longest ago until the folder is within ``limit`` bytes, and what killed writers left behind.
 

@@ -95,13 +95,14 @@ def op_info(op: OpOverload) -> OpInfo:
     if rule is None and functional is not None:
         rule = lookup(registry_name(functional))
     aliases = any(r.alias_info is not None for r in schema.returns)
+    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return OpInfo(
         op=op,
         name=f"{schema.name}" + ("" if op._overloadname == "default" else f".{op._overloadname}"),
         written=written,
         functional=functional,
         rule=rule,
-        is_view=aliases and not written,
+        is_view=aliases and not written and not composite,  # reshape, contiguous, to, ... may copy
         out=frozenset(a.name for a in schema.arguments if a.is_out),
         inputs=tuple(Input(a.name, a.kwarg_only, a.default_value) for a in schema.arguments if not a.is_out),
         promotable=tuple(a.name for a in schema.arguments if not a.kwarg_only and str(a.type) in _PROMOTABLE),

@@ -5,14 +5,16 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "eager/python.h"
+#include "eager/scoped.h"
 #include "runtime/runtime.h"
 
 namespace torch_tpu {
 namespace {
 
-thread_local int scoped_precision = -1;
+// Leaked on purpose: threads may still ask while the process ends.
+Scoped& scoped_precision = *new Scoped("torch_tpu.precision", 3);
+Scoped& scoped_mode = *new Scoped("torch_tpu.eager_mode", 2);
 std::atomic<int> process_mode{0};
-thread_local int scoped_mode = -1;
 
 ArgumentSpec::Kind kind_of(const c10::Argument& argument) {
   const std::string type = argument.type()->str();
@@ -28,7 +30,7 @@ ArgumentSpec::Kind kind_of(const c10::Argument& argument) {
 }  // namespace
 
 int current_precision() {
-  if (scoped_precision >= 0) return scoped_precision;
+  if (const int scoped = scoped_precision.get(); scoped >= 0) return scoped;
   // Where torch.set_float32_matmul_precision and torch.backends.fp32_precision end for the CPU. Unlike the former's getter it
   // tells an explicit "highest" from the default.
   switch (at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
@@ -37,12 +39,13 @@ int current_precision() {
     default: return 0;
   }
 }
-int exchange_scoped_precision(int level) { return std::exchange(scoped_precision, level); }
+int exchange_scoped_precision(int level) { return scoped_precision.exchange(level); }
 Mode current_mode() {
-  return static_cast<Mode>(scoped_mode >= 0 ? scoped_mode : process_mode.load(std::memory_order_relaxed));
+  const int scoped = scoped_mode.get();
+  return static_cast<Mode>(scoped >= 0 ? scoped : process_mode.load(std::memory_order_relaxed));
 }
 void set_mode(Mode mode) { process_mode = static_cast<int>(mode); }
-int exchange_scoped_mode(int mode) { return std::exchange(scoped_mode, mode); }
+int exchange_scoped_mode(int mode) { return scoped_mode.exchange(mode); }
 
 Kernel::Kernel(const c10::OperatorHandle& op) : op_(op) {
   name_ = op.schema().name();

@@ -1,0 +1,1 @@
+"""The command line, ``python -m torch_tpu``: one file per command."""
