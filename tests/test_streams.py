@@ -67,6 +67,8 @@ def test_dropping_a_result_does_not_make_the_stream_idle() -> None:
 
 def test_dispatch_does_not_wait_for_results() -> None:
     stream = torch.tpu.current_stream()
+    y = torch.ones(N, N, device="tpu")
+    (y + 1).t()[:3].clone()  # compiles
     y = long_work()
     z = (y + 1).t()[:3].clone()
     assert not stream.query()

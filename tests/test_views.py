@@ -107,6 +107,8 @@ class Programs:
     def write(self, x: torch.Tensor, aliases: list[Alias]) -> tuple[str, Callable[[Alias, str], Any]] | None:
         """An in-place operator on ``x``; the callable gets the alias and which side of it to write."""
         kind, value = self.draw(st.sampled_from(self.WRITES)), self.integer(-3, 3)
+        if reads_what_it_writes(x) and 0 not in x.stride() and kind not in ("fill_", "zero_"):
+            return None
         if kind in ("fill_", "add_", "mul_"):
             return f"{kind}({value})", lambda a, side: getattr(getattr(a, side), kind)(value)
         if kind == "zero_":
@@ -122,10 +124,13 @@ class Programs:
         if kind == "assign" and x.dim() and x.shape[0]:
             row = self.integer(0, x.shape[0] - 1)
             return f"[{row}] = {value}", lambda a, side: getattr(a, side).__setitem__(row, value)
-        if kind == "masked" and x.dtype == torch.float32:
+        if kind == "masked" and x.dtype == torch.float32 and not reads_what_it_writes(x):
             return "masked_fill_", lambda a, side: getattr(a, side).masked_fill_(getattr(a, side) > 1, value)
         if kind == "add_other":
             other = aliases[self.integer(0, len(aliases) - 1)]
+            dense = x.is_contiguous() and other.cpu.is_contiguous()  # else PyTorch does not look, and the result is undefined
+            if overlap_partly(x, other.cpu) and not dense:
+                return None
             return "add_(alias)", lambda a, side: getattr(a, side).add_(getattr(other, side))
         return None
 
@@ -139,12 +144,26 @@ BASES = {
 
 
 def compare(aliases: list[Alias], log: list[str]) -> None:
-    for i, alias in enumerate(aliases):
+    for alias in aliases:
         assert alias.tpu.stride() == alias.cpu.stride() and alias.tpu.storage_offset() == alias.cpu.storage_offset(), log
-        actual = alias.tpu.cpu()
-        assert torch.equal(actual.view(torch.uint8) if actual.dim() and actual.is_contiguous() else actual,
-                           alias.cpu.view(torch.uint8) if actual.dim() and alias.cpu.is_contiguous() else alias.cpu) or torch.equal(
-            torch.nan_to_num(actual), torch.nan_to_num(alias.cpu)), (log, i, alias)
+        assert bits(alias.tpu.cpu()) == bits(alias.cpu), (log, alias)
+
+
+def bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:
+    """Equal for equal memory contents, NaN included."""
+    return x.shape, x.dtype, x.contiguous().numpy().tobytes()
+
+
+def reads_what_it_writes(x: torch.Tensor) -> bool:
+    """True if elements of ``x`` share memory: where PyTorch does not refuse to write them, the result is undefined."""
+    positions = torch.arange(x.untyped_storage().nbytes() // x.itemsize).as_strided(x.shape, x.stride(), x.storage_offset())
+    return positions.unique().numel() < positions.numel()
+
+
+def overlap_partly(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """True if an element of ``x`` has memory that another element of ``y`` has too."""
+    same = x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset() and x.dtype == y.dtype
+    return not same and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -235,13 +254,19 @@ def test_a_write_to_a_view_is_seen_by_the_base(name: str) -> None:
     "write",
     [
         lambda x: x[0].expand(3, 6).add_(1),
-        lambda x: x.as_strided((3, 4), (2, 1)).mul_(2),
+        lambda x: x.as_strided((3, 4), (2, 1)).fill_(2),
         lambda x: x[:, :1].expand(4, 5).copy_(torch.ones(4, 5, device=x.device)),
         lambda x: torch.add(x[:, :1], 1, out=x[:, :1].expand(4, 5)),
         lambda x: x[1:].add_(x[:-1]),
-        lambda x: x.t()[:4, :4].add_(x[:4, :4]),
         lambda x: torch.mul(x[:, 1:], 2, out=x[:, :-1]),
-        lambda x: x[0].expand(4, 6).masked_fill_(x > 3, 0),
+        lambda x: x[0].expand(4, 6).masked_fill_(x[:1] > 3, 0),
+        lambda x: x[0].expand(4, 6).uniform_(),
+        lambda x: x[0].expand(4, 6).scatter_(0, torch.zeros(1, 6, dtype=torch.int64, device=x.device), 1.0),
+        lambda x: x[0].expand(4, 6).cumsum_(0),
+        lambda x: x[1:].copy_(x[:-1]),
+        lambda x: x[1:].copy_(x[1:]),
+        lambda x: x.view(-1)[1:].addcmul_(x.view(-1)[:-1], x.view(-1)[1:]),
+        lambda x: x.view(-1)[:4].add_(x.view(-1)[4:8]),
         lambda x: x[0].expand(4, 6).index_fill_(0, torch.tensor([0], device=x.device), 1.0),
         lambda x: x[0].expand(4, 6).zero_(),
         lambda x: x[0].expand(4, 6).fill_(2),
@@ -249,6 +274,7 @@ def test_a_write_to_a_view_is_seen_by_the_base(name: str) -> None:
     ],
 )
 def test_a_write_through_overlapping_memory_does_what_cpu_does(write: Callable) -> None:
+    """Where CPU PyTorch refuses it, or defines it; masks on expanded tensors are deprecated and undefined."""
     x, y = MATRIX.clone(), MATRIX.tpu()
     expected, actual = outcome(lambda: write(x)), outcome(lambda: write(y))
     assert actual[0] == expected[0]

@@ -58,5 +58,13 @@ def _register() -> None:
     atexit.register(_C._shutdown)
 
 
-_check_build()
-_register()
+#: Why the device could not be registered, for _loader.load().
+_problem: ImportError | None = None
+try:
+    _check_build()
+except ImportError as error:
+    if not getattr(torch.__spec__, "_initializing", False):
+        raise
+    _problem = error  # found by `import torch`, which goes on for the sake of other devices
+else:
+    _register()

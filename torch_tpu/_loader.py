@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 
 def load() -> None:
     """Registers device ``tpu``. Quick and silent: no plugin is loaded before a tensor or a device call needs one.
 
-    An installation that does not fit the running PyTorch is a warning here, so that programs for other devices go on;
+    An installation that does not fit the running PyTorch is a warning here, so that programs for other devices go on; a later
     ``import torch_tpu`` raises it.
     """
-    try:
-        import torch_tpu  # noqa: F401
-    except ImportError as error:
-        warnings.warn(f"The device 'tpu' is not available. {error}", stacklevel=2)
+    import torch_tpu
+
+    if torch_tpu._problem is not None:
+        for name in [n for n in sys.modules if n.partition(".")[0] == "torch_tpu"]:
+            del sys.modules[name]
+        warnings.warn(f"The device 'tpu' is not available. {torch_tpu._problem}", stacklevel=2)

@@ -160,15 +160,15 @@ def test_exponents_are_part_of_the_program() -> None:
 
 def test_errors_are_pytorchs() -> None:
     x = tensors(torch.float32, 0)
-    with pytest.raises(RuntimeError, match="same number of tensors|same length"):
+    with pytest.raises(RuntimeError, match=r"same number of tensors|same length"):
         run(aten._foreach_add.List, x, x[:2])
     with pytest.raises(RuntimeError, match=r"can't be cast|not possible"):
         run(aten._foreach_add_.Scalar, [torch.tensor([1])], 0.5)
-    with pytest.raises(RuntimeError, match="must match|size of tensor"):
+    with pytest.raises(RuntimeError, match=r"size of tensor|broadcast"):
         run(aten._foreach_add.List, [torch.ones(2)], [torch.ones(3)])
 
 
-# ---- gradient scaling -------------------------------------------------------------------------------------------------
+# ---- gradient scaling --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), float("-inf")])
 def test_unscale(dtype: torch.dtype, bad: float | None) -> None:

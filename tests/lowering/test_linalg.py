@@ -184,6 +184,13 @@ def test_pinv(dtype: torch.dtype) -> None:
 
 
 @every_dtype
+@pytest.mark.parametrize("driver", [None, "gels", "gelsd"])
+def test_lstsq(driver: str | None, dtype: torch.dtype) -> None:
+    for a, b in (((2, 5, 3), (2, 5, 4)), ((3, 5), (3, 2)), ((2, 5, 3), (2, 5))):
+        same(aten.linalg_lstsq, make(dtype, *a), make(dtype, *b), driver=driver)
+
+
+@every_dtype
 def test_products_of_matrices(dtype: torch.dtype) -> None:
     same(aten.matrix_power, make(dtype, 4, 4), 3)
     same(aten.linalg_cross, make(dtype, 4, 3), make(dtype, 1, 3))

@@ -243,3 +243,10 @@ def test_complex_window_on_an_odd_number_of_floats(shape: tuple[int, ...]) -> No
     want = base.flatten()[: 2 * pairs].view(torch.complex64)
     (got,) = execute(lambda x: [view.read_view(x, (pairs,), (1,), 0, torch.complex64)], base)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("offset", [0, 5, 64, 69, 75, 80, 140])
+def test_strides_that_do_not_divide_one_another(offset: int) -> None:
+    x = torch.arange(300.0)
+    window = ((2, 2, 2), (75, 10, 3), offset)
+    torch.testing.assert_close(x.to("tpu").as_strided(*window).clone().cpu(), x.as_strided(*window))

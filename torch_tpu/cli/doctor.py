@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib.metadata
 import json
+import logging
 import os
 import platform as host
 import site
@@ -165,15 +166,13 @@ def _cache(findings: Findings) -> dict[str, Any]:
 
 
 def _writable(folder: Path) -> bool:
-    """True if a file can be made in ``folder``, or the folder can be made."""
-    if folder.is_dir():
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                return True
-        except OSError:
-            return False
-    parent = next(p for p in folder.absolute().parents if p.exists())
-    return not folder.exists() and parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+    """True if a file can be made in ``folder``, or the folder can be made: tried, for permissions do not tell all."""
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=there))
+    except OSError:
+        return False
+    return True
 
 
 # ---- printing ---------------------------------------------------------------------------------------------------------
@@ -213,6 +212,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    logging.getLogger("torch_tpu").setLevel(logging.ERROR)  # the report says it better
     report = examine()
     if arguments.json:
         print(json.dumps(report, indent=2))

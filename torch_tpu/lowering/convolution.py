@@ -1,9 +1,9 @@
 """Convolutions and their gradients, each as one StableHLO ``convolution``.
 
-With stride s, dilation d, padding p and kernel size k per dimension, ``y[i]`` is the sum over j of
-``w[j] x[s i + d j - p]``. Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and
-reverse the kernel; its gradient by w is a convolution of x by the output's gradient with stride and dilation
-exchanged (Dumoulin and Visin 2016, arXiv:1603.07285).
+With stride s, dilation d, padding p and kernel size k per dimension, ``y[i]`` is the sum of ``w[j] x[s i + d j - p]`` over
+j. Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and reverse the
+kernel; its gradient by w is a convolution of x by the output's gradient with stride and dilation exchanged (Dumoulin and
+Visin 2016, arXiv:1603.07285).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Geometry:
 
     @staticmethod
     def of(rank: int, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Geometry:
-        full = (tuple(v) * rank if len(v) == 1 else tuple(v) for v in (stride, padding, dilation))
-        return Geometry(*full, groups)
+        s, p, d = (tuple(v) * rank if len(v) == 1 else tuple(v) for v in (stride, padding, dilation))
+        return Geometry(s, p, d, groups)
 
 
 def _numbers(lhs: str, rhs: str, out: str, rank: int) -> str:
@@ -130,4 +130,4 @@ def convolution_backward(
 def convolution_backward_with_bias(
     grad: Value, x: Value, w: Value, bias_sizes: list[int] | None, *geometry: object
 ) -> list[Value | None]:  # fmt: skip
-    return convolution_backward(grad, x, w, *geometry)  # type: ignore[arg-type]
+    return convolution_backward(grad, x, w, *geometry)

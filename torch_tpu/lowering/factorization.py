@@ -196,7 +196,7 @@ def householder_qr(a: Value) -> tuple[Value, Value]:
     batch, m, n = a.shape
     scales = Type((batch, min(m, n)), a.dtype)
     if 0 in a.shape:
-        return a, hlo.constant(0, *reversed(scales))
+        return a, hlo.constant(0, scales.dtype, scales.shape)
     return hlo.custom_call("Qr", [a], [a.type, scales])  # type: ignore[return-value]
 
 
@@ -267,30 +267,41 @@ def _refined(a: Value, values: Value, x: Value) -> tuple[Value, Value]:
 _MOST_SWEEPS = 24
 
 
-def svd(a: Value, full: bool, vectors: bool) -> tuple[Value | None, Value, Value | None]:
-    """``(u, s, v^H)`` of ``[B, m, n]`` with descending s; u and v^H only with ``vectors``, square with ``full``.
+def svd(a: Value, full: bool) -> tuple[Value, Value, Value]:
+    """``(u, s, v^H)`` of ``[B, m, n]`` with descending s; u and v^H are square with ``full``.
 
     One-sided Jacobi (Demmel and Veselic 1992) on R of a QR factorisation: small values keep their relative accuracy.
     """
     batch, m, n = a.shape
     if m < n:
-        u, s, vh = svd(mH(a), full, vectors)
-        return (mH(vh) if vh is not None else None), s, (mH(u) if u is not None else None)
+        u, s, vh = svd(mH(a), full)
+        return mH(vh), s, mH(u)
     if 0 in a.shape:
         s = hlo.constant(0, real_dtype(a.dtype), (batch, n))
-        return (
-            (eye((batch, m, m if full else n), a.dtype), s, eye((batch, n, n), a.dtype)) if vectors else (None, s, None)
-        )
+        return eye((batch, m, m if full else n), a.dtype), s, eye((batch, n, n), a.dtype)
     q, r = qr(a, False) if m > n else (None, a)
-    columns, v = _orthogonal_columns(r, vectors)
-    s = hlo.sqrt(_square_sum(columns))
-    order = hlo.sort([s, hlo.iota(s.shape, 1, _INT)], 1, lambda x, y: hlo.compare(x[0], y[0], "GT"))[1]
-    s = hlo.squeeze(picked(hlo.expand_dims(s, [1]), order, 2), [1])
-    if not vectors or v is None:
-        return None, s, None
+    columns, v = _orthogonal_columns([r, eye((batch, n, n), a.dtype)])
+    s, order = _descending(hlo.sqrt(_square_sum(columns)))
     columns, v = (picked(x, order, 2) for x in (columns, v))
     columns = columns if q is None else exact_matmul(q, columns)
     return _left_vectors(columns, s, m if full else n), s, mH(v)
+
+
+def singular_values(a: Value) -> Value:
+    """The ``s`` of :func:`svd` alone."""
+    batch, m, n = a.shape
+    if m < n:
+        return singular_values(mH(a))
+    if 0 in a.shape:
+        return hlo.constant(0, real_dtype(a.dtype), (batch, n))
+    r = qr(a, False)[1] if m > n else a
+    return _descending(hlo.sqrt(_square_sum(_orthogonal_columns([r])[0])))[0]
+
+
+def _descending(s: Value) -> tuple[Value, Value]:
+    """The rows of ``[B, n]`` from large to small, and where each element was."""
+    pair = hlo.sort([s, hlo.iota(s.shape, 1, _INT)], 1, lambda x, y: hlo.compare(x[0], y[0], "GT"))
+    return pair[0], pair[1]
 
 
 def _square_sum(x: Value) -> Value:
@@ -311,11 +322,11 @@ def _left_vectors(columns: Value, s: Value, count: int) -> Value:
     return q * hlo.broadcast_in_dim(phase, q.shape, [0, 2])
 
 
-def _orthogonal_columns(a: Value, vectors: bool) -> tuple[Value, Value | None]:
-    """``a v`` with orthogonal columns, and the unitary v, by rotating pairs of columns until all are orthogonal."""
+def _orthogonal_columns(parts: list[Value]) -> list[Value]:
+    """Rotates pairs of columns of ``parts[0]`` until all are orthogonal; the other parts take the same rotations."""
+    a = parts[0]
     batch, _, n = a.shape
     half = (n + 1) // 2
-    parts = [a, eye((batch, n, n), a.dtype)] if vectors else [a]
     padded = [hlo.pad(x, 0, [0, 0, 0], [0, 0, 2 * half - n]) for x in parts]
     carried = [hlo.slice_dim(x, 2, i * half, (i + 1) * half) for x in padded for i in range(2)]
     real = real_dtype(a.dtype)
@@ -332,17 +343,16 @@ def _orthogonal_columns(a: Value, vectors: bool) -> tuple[Value, Value | None]:
             return hlo.compare(i, 2 * half - 1, "LT")
 
         def one_round(i: Value, off: Value, scale: Value, *pairs: Value) -> Sequence[Value]:
-            pairs, size = _rotated(list(pairs), scale)
-            return i + 1, hlo.maximum(off, size), scale, *_next_pairs(pairs)
+            rotated, size = _rotated(list(pairs), scale)
+            return i + 1, hlo.maximum(off, size), scale, *_next_pairs(rotated)
 
         rounds = [hlo.constant(0, _INT), hlo.full_like(off, 0), scale, *pairs]
-        _, off, scale, *pairs = hlo.while_(rounds, more, one_round)
-        return sweep + 1, off, scale, *pairs
+        _, off, scale, *turned = hlo.while_(rounds, more, one_round)
+        return sweep + 1, off, scale, *turned
 
     _, _, _, *carried = hlo.while_(start, unfinished, one_sweep)
     # 2 half - 1 rounds bring every column back to its place.
-    whole = [hlo.slice_dim(hlo.concatenate(carried[i : i + 2], 2), 2, 0, n) for i in range(0, len(carried), 2)]
-    return whole[0], whole[1] if vectors else None
+    return [hlo.slice_dim(hlo.concatenate(carried[i : i + 2], 2), 2, 0, n) for i in range(0, len(carried), 2)]
 
 
 def _rotated(pairs: list[Value], scale: Value) -> tuple[list[Value], Value]:

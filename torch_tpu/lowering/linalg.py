@@ -24,6 +24,7 @@ from torch_tpu.lowering.factorization import (
     qr,
     real_dtype,
     reflectors,
+    singular_values,
     solve_triangular,
     svd,
     triangle,
@@ -290,37 +291,63 @@ def linalg_eigh(a: Value, uplo: str = "L", vectors: bool = True, *, result: list
 
 @lower("_linalg_svd")
 def linalg_svd(a: Value, full: bool = False, vectors: bool = True, *, result: list[Type]) -> list[Value]:
-    return [_shaped(v, t) for v, t in zip(svd(flat_batch(a), full, vectors), result, strict=True)]
+    x = flat_batch(a)
+    factors = svd(x, full) if vectors else (None, singular_values(x), None)
+    return [_shaped(v, t) for v, t in zip(factors, result, strict=True)]
+
+
+def _pseudo_inverse(u: Value, s: Value, vh: Value, cutoff: Value) -> tuple[Value, Value]:
+    """``v s^+ u^H`` and the number of values above ``cutoff`` ``[B]``, from any diagonalisation by unitary factors."""
+    kept = hlo.compare(hlo.abs_(s), hlo.broadcast_in_dim(cutoff, s.shape, [0]), "GT")
+    zero = hlo.full_like(s, 0)
+    inverse = hlo.select(kept, hlo.divide(1.0, hlo.select(kept, s, hlo.full_like(s, 1))), zero)
+    v = mH(vh)
+    scaled = v * hlo.broadcast_in_dim(hlo.convert(inverse, v.dtype), v.shape, [0, 2])
+    return exact_matmul(scaled, mH(u)), hlo.reduce_one(hlo.convert(kept, torch.int64), 0, [1], hlo.add)
+
+
+def _largest(s: Value) -> Value:
+    return hlo.reduce_one(hlo.abs_(s), 0, [1], hlo.maximum)
 
 
 @lower("linalg_pinv.atol_rtol_tensor")
 def pinv(
     a: Value, *, atol: Value | None = None, rtol: Value | None = None, hermitian: bool = False, result: list[Type]
 ) -> Value:
-    """Through the SVD, or the eigenvalues of a Hermitian matrix; up to ``max(atol, rtol * largest)`` they count as 0."""
+    """Through the SVD or, if Hermitian, the eigenvalues; those up to ``max(atol, rtol * largest)`` count as 0."""
     if 0 in a.shape:
-        return hlo.constant(0, *reversed(result[0]))
+        return _shaped(None, result[0])
     x = flat_batch(a)
     if hermitian:
-        s, v = eigh(x, True)
-        uh = mH(v)
+        s, u = eigh(x, True)
+        vh = mH(u)
     else:
-        u, s, vh = svd(x, False, True)
-        assert u is not None and vh is not None
-        uh, v = mH(u), mH(vh)
+        u, s, vh = svd(x, False)
     each = lambda t: hlo.reshape(hlo.broadcast_to(hlo.convert(t, s.dtype), a.shape[:-2]), (x.shape[0],))  # noqa: E731
     zero = hlo.constant(0, s.dtype, (x.shape[0],))
     least = zero if atol is None else each(atol)
-    relative = torch.finfo(s.dtype).eps * max(a.shape[-2:])
-    factor = (
-        hlo.select(hlo.compare(least, 0, "GT"), zero, hlo.full_like(zero, relative)) if rtol is None else each(rtol)
-    )
-    size = hlo.abs_(s)
-    cutoff = hlo.maximum(least, factor * hlo.reduce_one(size, 0, [1], hlo.maximum))
-    kept = hlo.compare(size, hlo.broadcast_in_dim(cutoff, s.shape, [0]), "GT")
-    inverse = hlo.select(kept, hlo.divide(1.0, hlo.select(kept, s, hlo.full_like(s, 1))), hlo.full_like(s, 0))
-    scaled = v * hlo.broadcast_in_dim(hlo.convert(inverse, v.dtype), v.shape, [0, 2])
-    return _shaped(exact_matmul(scaled, uh), result[0])
+    usual = hlo.full_like(zero, torch.finfo(s.dtype).eps * max(a.shape[-2:]))
+    factor = hlo.select(hlo.compare(least, 0, "GT"), zero, usual) if rtol is None else each(rtol)
+    return _shaped(_pseudo_inverse(u, s, vh, hlo.maximum(least, factor * _largest(s)))[0], result[0])
+
+
+@lower("linalg_lstsq", static=("rcond",))
+def lstsq(
+    a: Value, b: Value, rcond: float | None = None, *, driver: str | None = None, result: list[Type]
+) -> list[Value]:
+    """The solution of least norm through the SVD, whichever driver is named."""
+    vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
+    b = hlo.expand_dims(b, [-1]) if vector else b
+    x, batch = flat_batch(a), hlo.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    u, s, vh = svd(x, False)
+    factor = torch.finfo(s.dtype).eps * max(a.shape[-2:]) if rcond is None or rcond < 0 else rcond
+    inverse, rank = _pseudo_inverse(u, s, vh, _largest(s) * factor)
+    inverse = hlo.reshape(inverse, (*a.shape[:-2], *inverse.shape[-2:]))
+    whole = _batched(b, batch)
+    y = exact_matmul(_batched(inverse, batch), whole)
+    size = hlo.abs_(whole - exact_matmul(_batched(a, batch), y))
+    values = (y, hlo.reduce_one(size * size, 0, [1], hlo.add), rank, s)
+    return [_shaped(v if 0 not in t.shape else None, t) for v, t in zip(values, result, strict=True)]
 
 
 # ---- vectors and functions of matrices -----------------------------------------------------------------------------

@@ -115,8 +115,8 @@ def scaled_mm(
     dtype: torch.dtype | None = None, fast: bool = False, *, result: list[Type],
 ) -> Value:  # fmt: skip
     """``(x * scale_x) @ (y * scale_y) + bias`` of float8 operands with whole-tensor or row-wise scales."""
-    wide = (hlo.convert(v, torch.bfloat16) for v in (x, y))  # exact, and the widest type that every TPU multiplies
-    z = matmul(*wide, torch.float32)
+    # bfloat16 holds every float8 exactly and is what every TPU multiplies.
+    z = matmul(hlo.convert(x, torch.bfloat16), hlo.convert(y, torch.bfloat16), torch.float32)
     for scale in (scale_x, scale_y):
         if scale.numel != 1 and scale.shape not in ((z.shape[0], 1), (1, z.shape[1])):
             raise NotImplementedError(

@@ -52,6 +52,24 @@ def geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
     return packed, a.new_empty((*a.shape[:-2], min(a.shape[-2:])))
 
 
+def linalg_lstsq(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Solution, residuals, ranks and singular values; which of the last three a driver gives is LAPACK's choice."""
+    m, n = a.shape[-2:]
+    vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
+    columns = [] if vector else [b.shape[-1]]
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[: b.ndim - (1 if vector else 2)])
+    real = a.new_empty(0).real.dtype if a.dtype.is_complex else a.dtype
+    residuals = (*batch, *(columns or [1])) if m > n and driver in ("gels", "gelsd", "gelss") else (0,)
+    return (
+        a.new_empty((*batch, n, *columns)),
+        a.new_empty(residuals, dtype=real),
+        a.new_empty((0,) if driver == "gels" else a.shape[:-2], dtype=torch.int64),
+        a.new_empty((*a.shape[:-2], min(m, n)) if driver in ("gelsd", "gelss") else (0,), dtype=real),
+    )
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """For operators that write their arguments and return nothing."""
 
@@ -61,6 +79,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "convolution_backward_overrideable": convolution_backward_overrideable,
     "fractional_max_pool3d_backward": fractional_max_pool3d_backward,
     "geqrf": geqrf,
+    "linalg_lstsq": linalg_lstsq,
     "multi_margin_loss_backward": _like(1),
     "multilabel_margin_loss_backward": _like(1),
     "_ctc_loss.Tensor": ctc_loss_tensor,

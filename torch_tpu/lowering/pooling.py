@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -58,7 +59,7 @@ class Window:
             for p, o, s, span, n in zip(self.padding, self.out, self.stride, spans, self.size, strict=True)
         ]
 
-    def reduce(self, xs: list[Value], inits: list, body) -> tuple[Value, ...]:
+    def reduce(self, xs: list[Value], inits: list[Any], body: Callable[..., Sequence[Value]]) -> tuple[Value, ...]:
         lead = xs[0].ndim - self.rank
         ones, none = (1,) * lead, ((0, 0),) * lead
         return hlo.reduce_window(
@@ -315,7 +316,7 @@ def _register(rank: int) -> None:
         return _scattered(grad, x, rank, at)
 
     @lower(f"max_unpool{nd}")
-    def unpool(x: Value, at: Value, size, *geometry, result: list[Type]):
+    def unpool(x: Value, at: Value, size: list[int], *geometry: Any, result: list[Type]) -> Value:
         return _placed(x, at, rank, result[0].shape)
 
 

@@ -43,9 +43,11 @@ class Chain:
 
     def fits(self, offset: int) -> bool:
         """True if, starting at ``offset``, what lies inside one step of a dimension does not run into the next step."""
-        return all(
-            offset % stride + reach <= stride for stride, reach in zip(self.strides, self.reaches[1:], strict=False)
-        )
+        for stride, reach in zip(self.strides, self.reaches[1:], strict=False):
+            offset %= stride
+            if offset + reach > stride:
+                return False
+        return True
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -30,12 +30,25 @@ CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 _MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-def operator_spec(name: str) -> tuple[list[str], bool, bool]:
-    """What the kernel must know of a dispatcher name: (static Scalar and float arguments, all are static, runs on the host)."""
-    if name.removeprefix("aten::") in HOST_COMPOSITES:
-        return [], True, True
+# What PyTorch lets write to a tensor whose elements share memory (``x.expand(...)``): the order of writes does not matter.
+_IDEMPOTENT = ("fill_", "zero_", "masked_fill_", "index_fill_")
+
+
+def operator_spec(name: str) -> tuple[list[str], bool, bool, bool, bool]:
+    """What the kernel must know of a dispatcher name.
+
+    Returns:
+        (static Scalar and float arguments, all of them are static, runs on the host, may write overlapping elements, is
+        elementwise).
+    """
+    overload = name.removeprefix("aten::")
+    if overload in HOST_COMPOSITES:
+        return [], True, True, False, False
     rule = op_info(resolve(name)).rule
-    return ([], True, False) if rule is None else (sorted(rule.static), False, False)
+    overlap = overload.partition(".")[0] in _IDEMPOTENT
+    if rule is None:
+        return [], True, False, overlap, False
+    return sorted(rule.static), False, False, overlap, rule.promote is not None and not overlap
 
 
 def host_composite(name: str) -> Callable[..., Any]:

@@ -224,8 +224,9 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
                 return Result(-1, a.position, True, *window)
             if argument.untyped_storage()._cdata == storage and aliases:
                 return Result(-1, a.position, False, *window)
-        if not aliases and any(x.untyped_storage()._cdata == storage for _, x in call.tensors.values()):
-            # The decomposition returned a view of an argument where the schema promises a fresh tensor.
+        borrowed = any(x.untyped_storage()._cdata == storage for _, x in call.tensors.values())
+        if not aliases and (borrowed or t.is_conj() or t.is_neg()):
+            # The decomposition returned a view, of an argument or a lazy one, where the schema promises a fresh tensor.
             fresh_copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
             trace.bind(fresh_copy, trace.read(t))
             keep.append(fresh_copy)

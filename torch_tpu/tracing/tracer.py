@@ -165,7 +165,7 @@ class Tracer:
         """Makes ``value`` the contents of a fresh tensor."""
         if value.shape != tuple(t.shape) or value.dtype != t.dtype:
             raise LoweringError(f"expected {Type(tuple(t.shape), t.dtype)}, the rule gave {value.type}")
-        self._store(self.cell(t), t, value)
+        self._store(self.cell(t), t, _lazy_bits(t, value))
 
     def bind_lazy(self, t: torch.Tensor, load: Callable[[], Value]) -> None:
         """As :meth:`bind`, with a value that is only computed when somebody reads it."""
@@ -261,7 +261,7 @@ class Tracer:
         """One operator on traced tensors: meta kernel, then rule or decomposition, then results bound or written back."""
         info = op_info(op)
         kwargs = {k: _to_meta(v) for k, v in kwargs.items()}
-        if info.is_view and info.rule is None:
+        if info.rule is None and (info.is_view or _changes_view(info)):
             return op(*_numbers(args), **_numbers(kwargs))
         bound = _bind(op, args, kwargs)
         if info.rule is not None:
@@ -326,8 +326,7 @@ class Tracer:
             return self.run(decomposition, *args, **kwargs)
         if target is not None and target is not info.op and (decomposition := _decomposition(target)):
             outs = info.op(*args, **kwargs)
-            inputs = {k: v for k, v in _numbers(bound).items() if k not in info.out}
-            results = self.run(decomposition, **inputs)
+            results = self.run(decomposition, *_positional(target, bound), **_keywords(target, bound))
             flat = tree_flatten(results)[0]
             self._bind_results(info, self._targets(info, bound, outs), [self.read(t) for t in flat])
             return outs
@@ -339,7 +338,7 @@ class Tracer:
             return self.run(lambda *a, **k: info.op._op_dk(keys.CompositeExplicitAutograd, *a, **k), *args, **kwargs)
         if target is not None and target is not info.op and target.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
             outs = info.op(*args, **kwargs)
-            results = self.run(target.decompose, **{k: v for k, v in _numbers(bound).items() if k not in info.out})
+            results = self.run(target.decompose, *_positional(target, bound), **_keywords(target, bound))
             self._bind_results(info, self._targets(info, bound, outs), [self.read(t) for t in tree_flatten(results)[0]])
             return outs
         raise NotImplementedError(missing(info.name))
@@ -352,6 +351,11 @@ def _decomposition(op: OpOverload) -> Callable[..., Any] | None:
     function = decomposition_table.get(op)
     by_name = getattr(function, "__module__", None) == "torch._refs.nn.functional"
     return None if by_name and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd) else function
+
+
+def _changes_view(info: OpInfo) -> bool:
+    """``transpose_``, ``unsqueeze_``, ...: another window on the same storage, nothing is written."""
+    return torch.Tag.inplace_view in info.op.tags and info.functional is not None and op_info(info.functional).is_view
 
 
 def missing(name: str) -> str:
@@ -396,6 +400,15 @@ def _bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
         else:
             bound[argument.name] = argument.default_value
     return bound
+
+
+def _positional(op: OpOverload, bound: dict[str, Any]) -> list[Any]:
+    """``bound`` as ``op``'s positional arguments: decompositions name theirs as they like."""
+    return [_numbers(bound[a.name]) for a in op._schema.arguments if not a.kwarg_only and a.name in bound]
+
+
+def _keywords(op: OpOverload, bound: dict[str, Any]) -> dict[str, Any]:
+    return {a.name: _numbers(bound[a.name]) for a in op._schema.arguments if a.kwarg_only and a.name in bound}
 
 
 def _call_rule(

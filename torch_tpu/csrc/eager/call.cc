@@ -30,21 +30,20 @@ bool same_number(const c10::IValue& a, const c10::IValue& b) {
   return a.isNone() && b.isNone();
 }
 
-bool window_fits(int64_t numel, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+bool window_fits(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
   c10::SmallVector<std::pair<int64_t, int64_t>, 6> dims;  // (stride, size) by falling stride
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) return false;
     if (sizes[i] != 1 && strides[i] != 0) dims.emplace_back(strides[i], sizes[i]);
   }
   std::stable_sort(dims.begin(), dims.end(), [](auto& a, auto& b) { return a.first > b.first; });
-  if (dims.empty()) dims.emplace_back(1, 1);
-  for (size_t i = 0; i + 1 < dims.size(); ++i)
-    if (dims[i].first % dims[i + 1].first || dims[i + 1].second * dims[i + 1].first > dims[i].first) return false;
-  int64_t limit = (numel + dims[0].first - 1) / dims[0].first;
-  for (size_t i = 0; i < dims.size(); ++i) {
-    if (offset / dims[i].first + dims[i].second > limit) return false;
-    offset %= dims[i].first;
-    if (i + 1 < dims.size()) limit = dims[i].first / dims[i + 1].first;
+  int64_t reach = 1;  // of the dimensions inside the one at hand
+  for (const auto& [stride, size] : dims) reach += (size - 1) * stride;
+  for (size_t i = 0; i + 1 < dims.size(); ++i) {
+    const auto [stride, size] = dims[i];
+    reach -= (size - 1) * stride;
+    offset %= stride;
+    if (offset + reach > stride) return false;
   }
   return true;
 }
@@ -110,8 +109,7 @@ void Call::read_tensor(const at::Tensor& tensor) {
     return;
   }
   const auto strides = impl->strides();
-  const auto numel = static_cast<int64_t>(cell->bytes() / impl->itemsize());
-  const bool fits = window_fits(numel, sizes, strides, impl->storage_offset());
+  const bool fits = window_fits(sizes, strides, impl->storage_offset());
   key.push_back(kWindow | head | static_cast<uint64_t>(fits) << 16 | sizes.size() << 20);
   key.push_back(reinterpret_cast<uint64_t>(type));
   key.push_back(cell->bytes());

@@ -55,7 +55,7 @@ bool same_number(const c10::IValue& a, const c10::IValue& b);
 // The value of a 0-d CPU tensor.
 c10::Scalar host_scalar(const at::TensorImpl* tensor);
 
-// True if a window's slice at its offset stays inside its chain (torch_tpu/lowering/view.py: Chain.fits).
-bool window_fits(int64_t numel, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
+// True if the dimensions of a window lie inside one another at its offset (torch_tpu/lowering/view.py: Chain.fits).
+bool window_fits(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
 
 }  // namespace torch_tpu

@@ -16,7 +16,7 @@ void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
 
 }  // namespace
 
-void prepare_indices(torch::jit::Stack* stack, size_t count, size_t which) {
+void prepare_indices(torch::jit::Stack* stack, size_t count, size_t which, bool expand_masks) {
   auto& slot = *(stack->end() - static_cast<std::ptrdiff_t>(count) + static_cast<std::ptrdiff_t>(which));
   const auto self = (stack->end() - static_cast<std::ptrdiff_t>(count))->toTensor();
   bool changed = false;
@@ -34,9 +34,9 @@ void prepare_indices(torch::jit::Stack* stack, size_t count, size_t which) {
       index = index.to(self.device());
       changed = true;
     }
-    if (!is_mask(index)) {
+    if (!is_mask(index) || !expand_masks) {
       out.push_back(index);
-      ++dim;
+      dim += is_mask(index) ? index.dim() : 1;
       continue;
     }
     check_mask(self, index, dim);

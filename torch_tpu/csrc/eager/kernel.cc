@@ -1,6 +1,7 @@
 #include "eager/kernel.h"
 
 #include <ATen/Context.h>
+#include <ATen/MemoryOverlap.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -58,12 +59,15 @@ void Kernel::prepare() {
   std::lock_guard<std::mutex> lock(preparing_);
   if (prepared_) return;
   on_host_ = spec.on_host;
+  allows_overlap_ = spec.allows_overlap;
+  elementwise_ = spec.elementwise;
   for (const auto& argument : op_.schema().arguments()) {
     ArgumentSpec out;
     out.kind = kind_of(argument);
     out.is_static = spec.all_static || std::find(spec.static_arguments.begin(), spec.static_arguments.end(), argument.name()) !=
                                            spec.static_arguments.end();
     if (argument.default_value()) out.default_value = *argument.default_value();
+    if (out.kind == ArgumentSpec::kTensor && argument.alias_info() && argument.alias_info()->isWrite()) written_.push_back(arguments_.size());
     arguments_.push_back(std::move(out));
   }
   prepared_.store(true, std::memory_order_release);
@@ -75,6 +79,22 @@ ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint6
   return program;
 }
 
+void Kernel::check_internal_overlap(const c10::IValue* arguments) const {
+  if (allows_overlap_) return;
+  for (size_t i : written_)
+    if (arguments[i].isTensor() && arguments[i].toTensor().defined()) at::assert_no_internal_overlap(arguments[i].toTensor());
+}
+
+void Kernel::check_partial_overlap(const c10::IValue* arguments) const {
+  for (size_t w : written_) {
+    if (!arguments[w].isTensor() || !arguments[w].toTensor().defined()) continue;
+    const auto& out = arguments[w].toTensor();
+    for (size_t i = 0; i < arguments_.size(); ++i)
+      if (arguments[i].isTensor() && arguments[i].toTensor().defined() && !arguments[i].toTensor().is_same(out))
+        at::assert_no_partial_overlap(out, arguments[i].toTensor());
+  }
+}
+
 void Kernel::call(torch::jit::Stack* stack) {
   if (C10_UNLIKELY(!prepared_.load(std::memory_order_acquire))) prepare();
   if (C10_UNLIKELY(on_host_)) return python::run_on_host(name_, op_.schema(), stack);
@@ -83,10 +103,13 @@ void Kernel::call(torch::jit::Stack* stack) {
   Call call;
   call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? static_cast<uint64_t>(current_precision()) + 1 : 0);
   call.read(arguments_, arguments);
+  // Only a storage that is named twice can overlap itself.
+  if (C10_UNLIKELY(elementwise_ && call.tensors.size() > call.slots.size())) check_partial_overlap(arguments);
   const uint64_t hash = hash_key(call.key);
   ProgramPtr program = programs_.find(call.key, hash);
   if (C10_UNLIKELY(!program)) {
     Runtime::get();
+    check_internal_overlap(arguments);
     const auto precision = static_cast<uint64_t>(current_precision());
     program = compile(call, arguments, precision);
     if (program->uses_precision) call.key[0] = precision + 1;

@@ -12,6 +12,8 @@ namespace torch_tpu {
 struct OperatorSpec {
   std::vector<std::string> static_arguments;  // Scalars and floats that shape the program
   bool all_static = false;                    // no rule: decompositions see numbers
+  bool allows_overlap = false;                // may write a tensor whose elements share memory
+  bool elementwise = false;                   // refuses operands that partly overlap a written tensor, as TensorIterator does
   bool on_host = false;                       // a Python function outside of any program (result sizes that depend on data)
 };
 
@@ -30,6 +32,9 @@ class Kernel final : public c10::OperatorKernel {
  private:
   void prepare();  // asks Python for the operator's spec, once
   ProgramPtr compile(const Call& call, const c10::IValue* arguments, uint64_t precision);
+  // PyTorch's errors for writes whose result would depend on the order of elements.
+  void check_internal_overlap(const c10::IValue* arguments) const;
+  void check_partial_overlap(const c10::IValue* arguments) const;
 
   const c10::OperatorHandle op_;
   std::string name_;
@@ -38,7 +43,8 @@ class Kernel final : public c10::OperatorKernel {
   std::atomic<bool> prepared_{false};
   ProgramTable programs_;
   std::atomic<bool> uses_precision_{false};
-  bool on_host_ = false;
+  std::vector<size_t> written_;  // arguments that are written, lists left out
+  bool allows_overlap_ = false, elementwise_ = false, on_host_ = false;
 };
 
 // Runs a program for a call; the results replace the arguments on the stack.

@@ -2,6 +2,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/InferSize.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -152,15 +153,15 @@ bool is_plain(const at::Tensor& tensor) {
   return !type || (type->dtype == to_pjrt(tensor.scalar_type()) && type->numel == tensor.numel());
 }
 
-// True if the tensor's array is all of its memory, whatever dtype the array has: a byte copy of a storage may share it.
+// True if the tensor's array is all that it means, whatever dtype the array has: a copy may share it.
 bool is_whole(const at::Tensor& tensor) {
   const auto* type = cell_of(tensor).type();
-  return covers_storage(tensor) && (!type || type->bytes == tensor.storage().nbytes());
+  return covers_storage(tensor) && !tensor.is_conj() && !tensor.is_neg() && (!type || type->bytes == tensor.storage().nbytes());
 }
 
 void copy_on_device(at::Tensor& self, const at::Tensor& source) {
   if (self.scalar_type() == source.scalar_type() && same_layout(self, source) && covers_storage(self) && is_whole(source) &&
-      !source.is_conj() && !source.is_neg() && !self.is_conj() && !self.is_neg()) {
+      !self.is_conj() && !self.is_neg()) {
     cell_of(self).set(array_of(source));
     return;
   }
@@ -225,6 +226,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source_in, bool non_blocki
   TORCH_CHECK(source_in.defined() && self.defined(), "copy_ needs two defined tensors.");
   const auto source = source_in.sizes() == self.sizes() ? source_in : source_in.expand(self.sizes());
   if (self.numel() == 0) return self;
+  at::assert_no_internal_overlap(self);
+  if (self.device() == source.device()) at::assert_no_partial_overlap(self, source);
   const bool from_tpu = source.device().type() == kTpu, to_tpu = self.device().type() == kTpu;
   try {
     if (from_tpu && to_tpu)

@@ -132,6 +132,8 @@ OperatorSpec operator_spec(const std::string& name) {
     for (auto item : answer[0]) spec.static_arguments.push_back(item.cast<std::string>());
     spec.all_static = answer[1].cast<bool>();
     spec.on_host = answer[2].cast<bool>();
+    spec.allows_overlap = answer[3].cast<bool>();
+    spec.elementwise = answer[4].cast<bool>();
     return spec;
   });
 }

@@ -24,12 +24,12 @@ class Entry final : public c10::OperatorKernel {
   std::atomic<Kernel*> kernel_{nullptr};
 };
 
-// As Entry, for operators that take index tensors: masks become positions, CPU indices move to the device.
-template <size_t kIndicesArgument>
+// As Entry, for operators that take index tensors: CPU indices move to the device, and for reads masks become positions.
+template <bool kExpandMasks>
 class IndexingEntry final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    prepare_indices(stack, op.schema().arguments().size(), kIndicesArgument);
+    prepare_indices(stack, op.schema().arguments().size(), 1, kExpandMasks);
     Kernel::of(op).call(stack);
   }
 };
@@ -80,7 +80,8 @@ bool wants_boxed(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return false;  // native.cc
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
   if (returns_view(schema)) return false;
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) && !takes_tensors(schema)) return false;
+  const bool has_rule = schema.name().rfind("aten::kaiser_window", 0) == 0;  // its composite needs a kernel that only CPU and CUDA have
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) && !takes_tensors(schema)) return has_rule;
   return true;
 }
 
@@ -90,9 +91,9 @@ void register_kernels() {
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   static auto* rest = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (const char* name : {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}) aten->impl(name, boxed<IndexingEntry<1>>());
+  for (const char* name : {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}) aten->impl(name, boxed<IndexingEntry<true>>());
   for (const char* name : {"index_put", "index_put_", "index_put.out", "_index_put_impl_", "_index_put_impl", "_unsafe_index_put"})
-    aten->impl(name, boxed<IndexingEntry<1>>());
+    aten->impl(name, boxed<IndexingEntry<false>>());
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.getNamespace() != "aten") continue;
     const auto op = dispatcher.findSchema(name);

@@ -55,7 +55,8 @@ class PinnedAllocator final : public c10::Allocator {
     c10::DataPtr owner(pointer, pointer, &release, c10::Device(c10::kCPU));
     bool mapped = false;
     try {
-      mapped = Runtime::get().client().dma_map(pointer, rounded);
+      // A program that has not used the device does not start it here: its DataLoader may pin memory for nobody.
+      mapped = Runtime::usable() && Runtime::get().client().dma_map(pointer, rounded);
     } catch (const pjrt::Error& error) {
       rethrow(error);
     }

@@ -1,0 +1,94 @@
+"""Copies of arguments on another device, and a watch for work that leaves the device in secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torch_tpu.lowering.data_dependent import HOST_COMPOSITES
+from torch_tpu.tracing.schema import registry_name
+
+#: What a host composite may read of its operands to learn a size: a few numbers.
+_SIZE_ELEMENTS = 4
+
+
+class Transfer:
+    """Copies trees of arguments to a device: same layout, same storages shared, ``cpu`` named anywhere becomes the device.
+
+    Args:
+        device: Where the copies live.
+        host: Leaves that PyTorch wants on the CPU whatever the device is; they stay.
+    """
+
+    def __init__(self, device: str, host: Callable[[torch.Tensor], bool] = lambda t: False) -> None:
+        self.device = device
+        self._host = host
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+
+    def __call__(self, tree: Any) -> Any:
+        return tree_map(self._leaf, tree)
+
+    def _leaf(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x if self._host(x) else self._tensor(x).requires_grad_(x.requires_grad)
+        if isinstance(x, torch.device) or (isinstance(x, str) and x == "cpu"):
+            return type(x)(self.device)
+        if isinstance(x, torch.Generator):
+            return torch.Generator(self.device).manual_seed(x.initial_seed())
+        return x
+
+    @torch.no_grad()
+    def _tensor(self, t: torch.Tensor) -> torch.Tensor:
+        t = t.detach()
+        if t.layout != torch.strided:
+            return t.to(self.device) if self.device != "cpu" else t.clone()
+        if t.is_conj():
+            return self._tensor(t.conj()).conj()
+        if t.is_neg():
+            return torch._neg_view(self._tensor(torch._neg_view(t)))
+        storage = t.untyped_storage()
+        known = self._storages.get(storage._cdata)
+        if known is None:
+            count = storage.nbytes() // t.itemsize
+            flat = torch.empty(0, dtype=t.dtype).set_(storage, 0, (count,), (1,))
+            # The storage is kept: its address names it.
+            known = self._storages[storage._cdata] = storage, flat.clone().to(self.device)
+        return known[1].view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset()).detach()
+
+
+class HostWork(TorchDispatchMode):
+    """Notes every operator that takes a device tensor and gives a CPU tensor; looks inside host composites too.
+
+    Attributes:
+        found: Names of such operators.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._composite = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        composite = HOST_COMPOSITES.get(registry_name(func))
+        if composite is not None:
+            self._composite += 1
+            try:
+                with self:
+                    return composite(*args, **kwargs)
+            finally:
+                self._composite -= 1
+        out = func(*args, **kwargs)
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if any(t.device.type == "tpu" for t in given):
+            for t in tree_leaves(out):
+                if isinstance(t, torch.Tensor) and t.device.type == "cpu" and not self._reads_size(t):
+                    self.found.append(str(func))
+        return out
+
+    def _reads_size(self, t: torch.Tensor) -> bool:
+        return self._composite > 0 and t.numel() <= _SIZE_ELEMENTS
