@@ -159,13 +159,14 @@ def test_cache_statistics_under_torchtpus_names() -> None:
 def test_a_core_built_for_another_pytorch_is_one_sentence_and_other_devices_go_on() -> None:
     code = """
     import sys, types, warnings
-    sys.modules["torch_tpu._build"] = types.SimpleNamespace(TORCH_VERSION="2.9.1+cpu")
+    other = sys.modules["torch_tpu._build"] = types.SimpleNamespace(TORCH_VERSION="2.9.1+cpu")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import torch
     assert torch.ones(2).sum().item() == 2
     said = [str(w.message) for w in caught if "tpu" in str(w.message)]
     assert len(said) == 1 and said[0].startswith("The device 'tpu' is not available. torch_tpu "), said
+    sys.modules["torch_tpu._build"] = other
     try:
         import torch_tpu
     except ImportError as error:

@@ -14,7 +14,8 @@ def load() -> None:
     """
     import torch_tpu
 
-    if torch_tpu._problem is not None:
+    problem = getattr(torch_tpu, "_problem", None)  # not there yet when `import torch_tpu` came first: it raises by itself
+    if problem is not None:
         for name in [n for n in sys.modules if n.partition(".")[0] == "torch_tpu"]:
             del sys.modules[name]
-        warnings.warn(f"The device 'tpu' is not available. {torch_tpu._problem}", stacklevel=2)
+        warnings.warn(f"The device 'tpu' is not available. {problem}", stacklevel=2)

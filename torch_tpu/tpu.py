@@ -73,7 +73,8 @@ def init() -> None:
     _C._init()
 
 
-_lazy_init = init
+def _lazy_init() -> None:
+    """PyTorch calls this before anything that names the device. What needs the platform starts it by itself; much does not."""
 
 
 def _is_in_bad_fork() -> bool:

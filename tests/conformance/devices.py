@@ -51,13 +51,15 @@ class Transfer:
         if t.is_neg():
             return torch._neg_view(self._tensor(torch._neg_view(t)))
         storage = t.untyped_storage()
-        known = self._storages.get(storage._cdata)
-        if known is None:
+        if storage._cdata not in self._storages:
             count = storage.nbytes() // t.itemsize
-            flat = torch.empty(0, dtype=t.dtype).set_(storage, 0, (count,), (1,))
-            # The storage is kept: its address names it.
-            known = self._storages[storage._cdata] = storage, flat.clone().to(self.device)
-        return known[1].view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset()).detach()
+            whole = t.numel() == count and torch.ops.aten.is_non_overlapping_and_dense(t)
+            owner = t if whole else torch.empty(0, dtype=t.dtype).set_(storage, 0, (count,), (1,))
+            self._storages[storage._cdata] = storage, owner.clone().to(self.device)  # kept: its address names it
+        owner = self._storages[storage._cdata][1]
+        if owner.dtype != t.dtype:
+            owner = owner.as_strided((owner.numel(),), (1,)).view(t.dtype)
+        return owner.as_strided(t.shape, t.stride(), t.storage_offset()).detach()
 
 
 class HostWork(TorchDispatchMode):

@@ -1,9 +1,9 @@
 """Convolutions and their gradients, each as one StableHLO ``convolution``.
 
-With stride s, dilation d, padding p and kernel size k per dimension, ``y[i]`` is the sum of ``w[j] x[s i + d j - p]`` over
-j. Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and reverse the
-kernel; its gradient by w is a convolution of x by the output's gradient with stride and dilation exchanged (Dumoulin and
-Visin 2016, arXiv:1603.07285).
+With stride s, dilation d, padding p and kernel size k per dimension, ``y[i]`` is the sum of ``w[j] x[s i + d j -
+p]`` over j. Its gradient by x, and the transposed convolution, exchange the stride for a dilation of the input and
+reverse the kernel; its gradient by w is a convolution of x by the output's gradient with stride and dilation
+exchanged (Dumoulin and Visin 2016, arXiv:1603.07285).
 """
 
 from __future__ import annotations

@@ -269,7 +269,20 @@ def as_strided_scatter(
 
 
 #: ATen overload -> the function that computes it outside of a trace.
+def _with_listed_scalars(op: Any) -> Callable[..., Any]:
+    """A foreach operator whose scalars come packed in a CPU tensor, as the overload that takes a list of them."""
+
+    def composite(self: list[Tensor], tensor1: list[Tensor], tensor2: list[Tensor], scalars: Tensor) -> Any:
+        results = op.ScalarList(self, tensor1, tensor2, scalars.tolist())
+        return () if results is None else results
+
+    return composite
+
+
+_PACKED = ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_")
+
 HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
+    **{f"{name}.Tensor": _with_listed_scalars(getattr(torch.ops.aten, name)) for name in _PACKED},
     "nonzero": nonzero,
     "masked_select": masked_select,
     "_unique": unique,

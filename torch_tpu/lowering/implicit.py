@@ -1,17 +1,17 @@
 """Gradients of gamma and Dirichlet samples with respect to their shapes.
 
-A sample ``x`` of a distribution function ``F(x; a)`` moves with ``a`` by ``dx/da = -(dF/da) / (dF/dx)`` (Figurnov et
-al. 2018). ATen approximates it by regions (``aten/src/ATen/native/Distributions.h``): Taylor series, Rice's saddle
-point, and rational functions. The same approximations are used here, in float64 as on its CPU: the saddle points cancel
-too much for float32.
+A sample ``x`` of a distribution function ``F(x; a)`` moves with ``a`` by ``dx/da = -(dF/da) / (dF/dx)`` (Figurnov et al.
+2018). ATen approximates it by regions (``aten/src/ATen/native/Distributions.h``): Taylor series, Rice's saddle point, and
+rational functions. The same approximations are used here; the saddle points are computed in float64, since they cancel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Value
 from torch_tpu.stablehlo import ops as hlo
@@ -30,8 +30,14 @@ def _number(x: Value) -> Value:
     return hlo.select(hlo.compare(x, x, "EQ"), x, hlo.full_like(x, 0.0))
 
 
-def _power(x: Value, y: Value | float) -> Value:
-    return hlo.power(x, y)
+def _wide(function: Callable[..., Value], *xs: Value) -> Value:
+    """``function`` in float64."""
+    return hlo.convert(function(*(hlo.convert(x, torch.float64) for x in xs)), xs[0].dtype)
+
+
+def _inverse_three_halves(x: Value) -> Value:
+    """``x^(-3/2)``."""
+    return 1.0 / (x * hlo.sqrt(x))
 
 
 # ---- gamma -----------------------------------------------------------------------------------------------------------
@@ -50,8 +56,8 @@ def _gamma_small(alpha: Value, x: Value) -> Value:
     for i in range(1, 6):
         term, below = term * x * (-1 / i), below + 1.0
         series, slope = series + term / below, slope + term / (below * below)
-    power = _power(x, alpha)
-    density = _power(x, alpha - 1.0) * hlo.exponential(-x)
+    power = hlo.power(x, alpha)
+    density = hlo.power(x, alpha - 1.0) * hlo.exponential(-x)
     moved = (hlo.log(x) - hlo.digamma(alpha)) * power * series - power * slope
     return _number(-moved / density)
 
@@ -63,7 +69,7 @@ def _gamma_large(alpha: Value, x: Value) -> Value:
     second = 1440.0 * square + 6.0 * x * (53.0 - 120.0 * x) - 65.0 * x * x / alpha + alpha * (107.0 + 3600.0 * x)
     near = first * second / (1244160.0 * square * square)
     root, ratio, gap = hlo.sqrt(8.0 * alpha), hlo.log(x / alpha), alpha - x
-    third = _power(x - alpha - alpha * ratio, -1.5)
+    third = _inverse_three_halves(x - alpha - alpha * ratio)
     both = root / gap + hlo.select(x < alpha, -third, third)
     total = ratio * both - hlo.sqrt(2.0 / alpha) * (alpha + x) / (gap * gap)
     stirling = 1.0 + (1.0 + (1 / 24) / alpha) * (1 / 12) / alpha
@@ -79,8 +85,8 @@ def _gamma_between(alpha: Value, x: Value) -> Value:
 
 @lower("_standard_gamma_grad")
 def standard_gamma_grad(alpha: Value, sample: Value) -> Value:
-    a, x = (hlo.convert(v, torch.float64) for v in (alpha, sample))
-    rest = hlo.select(a > 8.0, _gamma_large(a, x), _gamma_between(a, x))
+    a, x = (hlo.convert(v, compute_dtype(v.dtype)) for v in (alpha, sample))
+    rest = hlo.select(a > 8.0, _wide(_gamma_large, a, x), _gamma_between(a, x))
     return hlo.convert(hlo.select(x < 0.8, _gamma_small(a, x), rest), alpha.dtype)
 
 
@@ -116,7 +122,7 @@ def _beta_alpha_small(x: Value, alpha: Value, beta: Value) -> Value:
     for i in range(1, 11):
         term, below = term * (float(i) - beta) * x * (1 / i), alpha + float(i)
         series = series + term / below * (factor + 1.0 / below)
-    return _number(x * _power(1.0 - x, -beta) * series)
+    return _number(x * hlo.power(1.0 - x, -beta) * series)
 
 
 def _beta_beta_small(x: Value, alpha: Value, beta: Value) -> Value:
@@ -129,7 +135,7 @@ def _beta_beta_small(x: Value, alpha: Value, beta: Value) -> Value:
         derivative = derivative * (beta - float(i)) + product
         product = product * (beta - float(i))
         series = series + term / (alpha + float(i)) * (derivative + factor * product)
-    return _number(-_power(1.0 - x, 1.0 - beta) * series)
+    return _number(-hlo.power(1.0 - x, 1.0 - beta) * series)
 
 
 def _stirling(a: Value) -> Value:
@@ -155,10 +161,10 @@ def _beta_large(x: Value, alpha: Value, beta: Value) -> Value:
     rice = _stirling(alpha) * _stirling(beta) / _stirling(total)
     off = alpha * (x - 1.0) + beta * x
     one = 2.0 * alpha * alpha * (x - 1.0) + alpha * beta * (x - 1.0) - x * beta * beta
-    one = one / (hlo.sqrt(2.0 * alpha / beta) * _power(total, 1.5) * off * off)
+    one = one / (hlo.sqrt(2.0 * alpha / beta) * total * hlo.sqrt(total) * off * off)
     two = 0.5 * hlo.log(alpha / (total * x))
     three = hlo.sqrt(8.0 * alpha * beta / total) / off
-    four = _power(beta * hlo.log(beta / (total * (1.0 - x))) + alpha * hlo.log(alpha / (total * x)), -1.5)
+    four = _inverse_three_halves(beta * hlo.log(beta / (total * (1.0 - x))) + alpha * hlo.log(alpha / (total * x)))
     sum_ = one + two * (three + hlo.select(x < mean, four, -four))
     far = -rice * x / hlo.sqrt(2.0 * alpha * beta / total) * sum_
     near = hlo.and_(hlo.compare(x, mean - spread, "GE"), x <= mean + spread)
@@ -179,12 +185,12 @@ def _beta_between(x: Value, alpha: Value, total: Value) -> Value:
 @lower("_dirichlet_grad")
 def dirichlet_grad(x: Value, alpha: Value, total: Value) -> Value:
     dtype = x.dtype
-    x, alpha, total = (hlo.convert(v, torch.float64) for v in (x, alpha, total))
+    x, alpha, total = (hlo.convert(v, compute_dtype(dtype)) for v in (x, alpha, total))
     beta = total - alpha
     edge = total * x * (1.0 - x)
     low = hlo.and_(x <= 0.5, edge < 2.5)
     high = hlo.and_(hlo.compare(x, 0.5, "GE"), edge < 0.75)
     large = hlo.and_(alpha > 6.0, beta > 6.0)
-    result = hlo.select(large, _beta_large(x, alpha, beta), _beta_between(x, alpha, total))
+    result = hlo.select(large, _wide(_beta_large, x, alpha, beta), _beta_between(x, alpha, total))
     result = hlo.select(high, -_beta_beta_small(1.0 - x, beta, alpha), result)
     return hlo.convert(hlo.select(low, _beta_alpha_small(x, alpha, beta), result), dtype)

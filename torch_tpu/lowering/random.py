@@ -372,14 +372,25 @@ def randint_low(first: Any, second: int, third: Any, *_: Any, result: list[Type]
 
 @lower("randperm", "randperm.generator", "randperm.generator_out", "randperm.out")
 def randperm(n: int, *, result: list[Type]) -> Value:
-    """Positions sorted by 64-bit random keys; two equal keys among ``n`` have probability ``n^2 / 2^65``."""
+    """Positions sorted by random keys: 32 bits, or two words of 32 above 2^16 positions.
+
+    Two equal keys leave their positions in order; that has probability ``n^2 / 2^33``, or ``n^2 / 2^65``.
+    """
     dtype = result[0].dtype
     _check_permutation(n, dtype)
     if n == 0:
         return hlo.constant(0, dtype, (0,))
-    keys = tracer().random_bits((n,), torch.uint64)
+    words = 1 if n <= 2**16 else 2
+    bits = tracer().random_bits((words, n), torch.uint32)
+    keys = [hlo.reshape(hlo.slice_dim(bits, 0, i, i + 1), (n,)) for i in range(words)]
     positions = hlo.iota((n,), 0, torch.int32 if n < 2**31 else torch.int64)
-    return hlo.convert(hlo.sort([keys, positions], 0, lambda a, b: a[0] < b[0])[1], dtype)
+
+    def less(a: tuple[Value, ...], b: tuple[Value, ...]) -> Value:
+        if words == 1:
+            return a[0] < b[0]
+        return hlo.or_(a[0] < b[0], hlo.and_(hlo.compare(a[0], b[0], "EQ"), a[1] < b[1]))
+
+    return hlo.convert(hlo.sort([*keys, positions], 0, less)[-1], dtype)
 
 
 def _check_permutation(n: int, dtype: torch.dtype) -> None:

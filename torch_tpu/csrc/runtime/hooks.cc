@@ -20,7 +20,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return Runtime::device_count() > 0; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return Runtime::initialized(); }
-  void init() const override { Runtime::get(); }
+  void init() const override {}  // what needs the platform starts it: generators and pinned memory do not
   c10::DeviceIndex deviceCount() const override { return static_cast<c10::DeviceIndex>(Runtime::device_count()); }
   void setCurrentDevice(c10::DeviceIndex index) const override { Runtime::exchange_device(index); }
   c10::DeviceIndex getCurrentDevice() const override { return Runtime::current_device(); }
