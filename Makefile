@@ -8,7 +8,7 @@ PY_DIRS := torch_tpu tests benchmarks examples setup.py
 # Downloads fail now and then on shared networks: ask again before giving up.
 PIP := $(PY) -m pip install --disable-pip-version-check --retries 10 --timeout 60
 
-.PHONY: venv build test demo bench lint format clean
+.PHONY: venv build test conformance demo bench lint format clean
 
 venv: $(VENV)/.installed
 
@@ -34,6 +34,11 @@ build/.extension: $(VENV)/.editable $(CXX_FILES)
 
 test: build
 	$(PY) -m pytest tests -x -q $(shell $(PY) -c "import xdist; print('-n 2')" 2>/dev/null) $(ARGS)
+
+# Every operator description of PyTorch against the CPU (tests/conformance); hours, and it goes on where it was stopped.
+# ARGS="--ops add,nn.functional.* --dtypes float32" runs a part and leaves the table alone.
+conformance: build
+	$(PY) -m tests.conformance $(or $(ARGS),--table docs/ops.md)
 
 demo: build
 	$(PY) examples/train_digits.py --device tpu

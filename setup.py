@@ -1,4 +1,4 @@
-"""Builds torch_tpu._C for the PyTorch that is installed here: everything else about the package is in pyproject.toml."""
+"""Builds torch_tpu._C for the PyTorch that is installed here; the rest about the package is in pyproject.toml."""
 
 import importlib.util
 import os

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 
-def python(code: str, *, fails: bool = False, timeout: float = 300, **environment: str | None) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, *, fails: bool = False, timeout: float = 300, **environment: str | None
+) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` in a fresh interpreter; an environment value of None removes the variable."""
     env = dict(os.environ)
     for name, value in environment.items():
@@ -22,7 +24,12 @@ def python(code: str, *, fails: bool = False, timeout: float = 300, **environmen
         else:
             env[name] = value
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=timeout, check=False
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     if fails == (done.returncode == 0):
         raise AssertionError(f"exit status {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}")
@@ -45,7 +52,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, **tolerances: floa
 
 
 def matmul_precision(level: str) -> contextlib.AbstractContextManager[None]:
-    """Float32 matrix products of this thread as on the CPU (``highest``), or as a TPU's ``high`` or ``medium`` give them.
+    """Float32 matrix products of this thread as on the CPU (``highest``), or at a TPU's ``high`` or ``medium``.
 
     Scoped: ``torch.set_float32_matmul_precision`` has no way back to "nobody has set it".
     """

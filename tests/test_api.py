@@ -155,7 +155,7 @@ def test_cache_statistics_under_torchtpus_names() -> None:
     assert "tpu:0:" in torch.tpu._hbm_usage_summary() and "MiB in use" in torch.tpu._hbm_usage_summary()
 
 
-# ---- installations that do not fit --------------------------------------------------------------------------------------
+# ---- installations that do not fit ----------------------------------------------------------------------------------
 def test_a_core_built_for_another_pytorch_is_one_sentence_and_other_devices_go_on() -> None:
     code = """
     import sys, types, warnings

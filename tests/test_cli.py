@@ -28,7 +28,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-# ---- doctor -----------------------------------------------------------------------------------------------------------
+# ---- doctor ---------------------------------------------------------------------------------------------------------
 def test_doctor_finds_nothing_wrong_with_a_good_machine() -> None:
     done = run("doctor", TORCH_TPU_PLATFORM="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,7 +90,7 @@ def test_doctor_reports_a_forgotten_pythonpath(tmp_path: Path) -> None:
     assert "unset PYTHONPATH" in done.stdout
 
 
-# ---- cache ------------------------------------------------------------------------------------------------------------
+# ---- cache ----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The disk cache of this test, for commands that run in this process."""
@@ -134,7 +134,8 @@ def test_the_cache_commands_start_no_platform(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (4 << 30, "4.0 GiB"), (1 << 50, "1024.0 TiB")]
+    ("count", "text"),
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (4 << 30, "4.0 GiB"), (1 << 50, "1024.0 TiB")],
 )
 def test_sizes_are_readable(count: int, text: str) -> None:
     assert cache.size(count) == text
@@ -145,7 +146,7 @@ def test_ages_are_readable() -> None:
     assert cache._age(-time.time()) == "0 s"
 
 
-# ---- usage ------------------------------------------------------------------------------------------------------------
+# ---- usage ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

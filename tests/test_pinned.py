@@ -101,7 +101,13 @@ def test_an_unpinned_target_is_filled_at_once() -> None:
     target = torch.zeros(1 << 18)
     target.copy_(x, non_blocking=True)
     assert target.unique().tolist() == [4]
-    assert x.to("cpu", non_blocking=True).unique().tolist() == [4]
+
+
+def test_a_non_blocking_move_to_the_host_is_pinned_and_complete_after_synchronisation() -> None:
+    moved = (torch.full((1 << 18,), 3.0, device="tpu") + 1).to("cpu", non_blocking=True)
+    assert moved.is_pinned()
+    torch.tpu.synchronize()
+    assert moved.unique().tolist() == [4]
 
 
 def test_data_loaders_pin_their_batches() -> None:

@@ -29,10 +29,14 @@ def first_use(**environment: str | None) -> str:
     return python(USE, **environment).stdout.strip()
 
 
-# ---- the choice -------------------------------------------------------------------------------------------------------
+# ---- the choice -----------------------------------------------------------------------------------------------------
 @NO_TPU
 def test_the_cpu_plugin_is_the_default_without_a_tpu() -> None:
-    code = "import torch; torch.tpu.init(); import torch_tpu._C as c; print(c._platform_info()['name'], torch.tpu.get_device_name())"
+    code = """
+    import torch, torch_tpu
+    torch.tpu.init()
+    print(torch_tpu._C._platform_info()["name"], torch.tpu.get_device_name())
+    """
     done = python(code, TORCH_TPU_PLATFORM=None, TORCH_TPU_QUIET=None)
     assert done.stdout.strip() == "cpu TPU (emulated on cpu)"
     assert done.stderr.count("\n") == 1 and "no TPU in use" in done.stderr  # one line says so
@@ -86,7 +90,9 @@ def test_the_variable_beats_the_scan(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert platform.choice() == ("cpu", "TORCH_TPU_PLATFORM is 'cpu'")
 
 
-@pytest.mark.parametrize(("chips", "visible", "count"), [([V5E] * 4, None, 4), ([V5E] * 4, "2", 1), ([V7] * 4, None, 8)])
+@pytest.mark.parametrize(
+    ("chips", "visible", "count"), [([V5E] * 4, None, 4), ([V5E] * 4, "2", 1), ([V7] * 4, None, 8)]
+)
 def test_devices_are_counted_without_starting(
     chips: list[tuple[str, str]], visible: str | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +122,7 @@ def test_libtpu_without_a_tpu_asks_no_metadata_server(tmp_path: Path, monkeypatc
     }  # fmt: skip
 
 
-# ---- what can be wrong ------------------------------------------------------------------------------------------------
+# ---- what can be wrong ----------------------------------------------------------------------------------------------
 def sentence(said: str) -> str:
     """The message, which must be one line that ends as a sentence, without C++ noise."""
     assert "\n" not in said and re.search(r"[.)`]$", said) and "Exception raised from" not in said, said
@@ -163,16 +169,25 @@ def test_a_plugin_of_another_api_major_version(tmp_path: Path) -> None:
 
 
 def test_a_plugin_without_a_function_table(tmp_path: Path) -> None:
-    said = sentence(first_use(TORCH_TPU_PLATFORM=library(tmp_path, 'extern "C" void* GetPjrtApi() { return nullptr; }')))
+    said = sentence(
+        first_use(TORCH_TPU_PLATFORM=library(tmp_path, 'extern "C" void* GetPjrtApi() { return nullptr; }'))
+    )
     assert "GetPjrtApi returned null" in said
 
 
 @pytest.mark.parametrize(
     ("name", "package", "advice"),
-    [("cpu", "xla_plugins", "run `pip install xla-cpu-pjrt==0.0.1`"), ("tpu", "libtpu", "run `pip install torch_tpu[tpu]`")],
+    [
+        ("cpu", "xla_plugins", "run `pip install xla-cpu-pjrt==0.0.1`"),
+        ("tpu", "libtpu", "run `pip install torch_tpu[tpu]`"),
+    ],
 )
 def test_a_missing_plugin_package(name: str, package: str, advice: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None\n" + USE + "print(torch.tpu.is_available(), torch.accelerator.device_count())"
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        + USE
+        + "print(torch.tpu.is_available(), torch.accelerator.device_count())"
+    )
     said, available = python(code, TORCH_TPU_PLATFORM=name, TPU_LIBRARY_PATH=None).stdout.strip().splitlines()
     assert "is not installed" in sentence(said) and advice in said
     assert available == "False 0"
@@ -184,12 +199,19 @@ def test_a_libtpu_path_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_a_count_of_devices_that_cannot_be() -> None:
-    assert "TORCH_TPU_NUM_CPU_DEVICES must be at least 1, got 0" in first_use(TORCH_TPU_PLATFORM="cpu", TORCH_TPU_NUM_CPU_DEVICES="0")
+    assert "TORCH_TPU_NUM_CPU_DEVICES must be at least 1, got 0" in first_use(
+        TORCH_TPU_PLATFORM="cpu", TORCH_TPU_NUM_CPU_DEVICES="0"
+    )
 
 
 # libtpu on a machine without a TPU
 LIBTPU = pytest.mark.skipif(platform._installed("libtpu", "libtpu.so") is None, reason="needs the package libtpu")
-BARE = {"TPU_SKIP_MDS_QUERY": None, "TPU_WORKER_HOSTNAMES": None, "TPU_ACCELERATOR_TYPE": None, "TORCH_TPU_PLATFORM": "tpu"}
+BARE = {
+    "TPU_SKIP_MDS_QUERY": None,
+    "TPU_WORKER_HOSTNAMES": None,
+    "TPU_ACCELERATOR_TYPE": None,
+    "TORCH_TPU_PLATFORM": "tpu",
+}
 
 
 @NO_TPU
@@ -200,7 +222,9 @@ def test_libtpu_without_a_tpu_says_so_and_soon() -> None:
     if "in use by another process" in said:
         pytest.skip("another process of this machine holds libtpu's lock")
     assert said.startswith("RuntimeError: libtpu found no TPU on this machine") and "TORCH_TPU_PLATFORM=cpu" in said
-    assert time.monotonic() - start < 120  # a loaded machine; it takes three seconds, and eight minutes with metadata look-ups
+    assert (
+        time.monotonic() - start < 120
+    )  # a loaded machine; it takes three seconds, and eight minutes with metadata look-ups
 
 
 @NO_TPU
@@ -228,7 +252,7 @@ def test_a_tpu_held_by_another_process() -> None:
     assert sentence(said).startswith(f"RuntimeError: The TPU of this machine is in use by another process (pid {pid})")
 
 
-# ---- programs that never name tpu -------------------------------------------------------------------------------------
+# ---- programs that never name tpu -----------------------------------------------------------------------------------
 CPU_PROGRAM = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -271,5 +295,5 @@ def test_pinning_memory_for_nobody_loads_no_plugin() -> None:
 
 
 def test_importing_changes_no_environment_variable() -> None:
-    code = "import os; before = dict(os.environ); import torch, torch_tpu; after = dict(os.environ); print(before == after)"
+    code = "import os; before = dict(os.environ); import torch, torch_tpu; print(before == dict(os.environ))"
     assert python(code, TORCH_TPU_PLATFORM="tpu", TORCHINDUCTOR_CACHE_DIR="/tmp").stdout.strip() == "True"

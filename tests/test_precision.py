@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.tpu import Precision
 
 from tests.support import python
-from torch.tpu import Precision
 
 torch.manual_seed(0)
 A, B, G = torch.randn(96, 128), torch.randn(128, 80), torch.randn(96, 80)
@@ -161,7 +161,7 @@ def test_wider_types_are_exact_at_every_level() -> None:
     assert torch.equal((i.to("tpu") @ j.to("tpu")).cpu(), i @ j)
 
 
-# ---- excess precision -------------------------------------------------------------------------------------------------
+# ---- excess precision -----------------------------------------------------------------------------------------------
 def test_allow_excess_precision() -> None:
     from torch_tpu.programs import disk, options
 

@@ -1,7 +1,7 @@
 """PyTorch on Google TPUs as an ordinary device, ``tpu``.
 
-Importing this package (``import torch`` does it through the ``torch.backends`` entry point) registers the device and loads
-nothing else: the plugin is loaded on first use.
+Importing this package (``import torch`` does it through the ``torch.backends`` entry point) registers the device and
+loads nothing else: the plugin is loaded on first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 
 def built_for() -> str | None:
-    """The version of PyTorch that the compiled core was built against; None for a working copy that setup.py did not build."""
+    """The version of PyTorch that the compiled core was built against; None if setup.py did not build it."""
     try:
         from torch_tpu._build import TORCH_VERSION
     except ImportError:

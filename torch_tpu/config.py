@@ -1,6 +1,7 @@
 """Every environment variable and knob, in one table.
 
-A variable is read once, when it is first asked for. A Python setting beats the environment; a context manager beats both.
+A variable is read once, when it is first asked for. A Python setting beats the environment; a context manager beats
+both.
 """
 
 from __future__ import annotations
@@ -37,11 +38,19 @@ class Variable:
 VARIABLES = {
     v.name: v
     for v in [
-        Variable("TORCH_TPU_PLATFORM", "", "cpu, tpu, or the path of a PJRT plugin; default: libtpu if a TPU is present, else cpu"),
+        Variable(
+            "TORCH_TPU_PLATFORM",
+            "",
+            "cpu, tpu, or the path of a PJRT plugin; default: libtpu if a TPU is present, else cpu",
+        ),
         Variable("TORCH_TPU_NUM_CPU_DEVICES", 1, "devices of the cpu platform in one process"),
-        Variable("TORCH_TPU_CPU_DEVICE_BYTES", 0, "memory of a device of the cpu platform; default: the machine's memory"),
+        Variable(
+            "TORCH_TPU_CPU_DEVICE_BYTES", 0, "memory of a device of the cpu platform; default: the machine's memory"
+        ),
         Variable("TPU_LIBRARY_PATH", "", "path of libtpu.so; default: the installed libtpu package"),
-        Variable("TORCH_TPU_LAUNCH_BLOCKING", False, "Debug eager mode: wait after each operator and raise at its line"),
+        Variable(
+            "TORCH_TPU_LAUNCH_BLOCKING", False, "Debug eager mode: wait after each operator and raise at its line"
+        ),
         Variable("TPU_LAUNCH_BLOCKING", False, "older name of TORCH_TPU_LAUNCH_BLOCKING"),
         Variable("TORCH_TPU_DEFER_AND_FUSE", False, "Fused eager mode (not available yet)"),
         Variable("TPU_DEFER_AND_FUSE", False, "older name of TORCH_TPU_DEFER_AND_FUSE"),

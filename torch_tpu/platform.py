@@ -20,7 +20,7 @@ _PCI = Path("/sys/bus/pci/devices")
 _DEV = Path("/dev")
 
 
-# ---- the machine ------------------------------------------------------------------------------------------------------
+# ---- the machine ----------------------------------------------------------------------------------------------------
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
@@ -29,7 +29,7 @@ def _read(path: Path) -> str:
 
 
 def scan_pci() -> list[str]:
-    """Generations of the TPU chips of this machine, one entry per chip; empty without a TPU. Reads sysfs, nothing else."""
+    """Generations of the TPU chips of this machine, one entry per chip; empty without a TPU. Reads only sysfs."""
     if not _PCI.is_dir():
         return []
     ids = [_read(f / "device") for f in sorted(_PCI.iterdir()) if _read(f / "vendor") == "0x1ae0"]
@@ -54,7 +54,7 @@ def host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-# ---- the choice -------------------------------------------------------------------------------------------------------
+# ---- the choice -----------------------------------------------------------------------------------------------------
 @functools.cache
 def choice() -> tuple[str, str]:
     """(platform, why): the platform is ``cpu``, ``tpu`` or a plugin's path."""
@@ -100,20 +100,26 @@ def plugin_path(platform: str | None = None) -> str:
     if platform == "cpu":
         if path := _installed("xla_plugins.xla_cpu_pjrt", "xla_cpu_pjrt.so"):
             return path
-        raise RuntimeError("The package xla-cpu-pjrt, which carries XLA's CPU plugin, is not installed: run `pip install xla-cpu-pjrt==0.0.1`.")
+        raise RuntimeError(
+            "The package xla-cpu-pjrt, which carries XLA's CPU plugin, is not installed: run "
+            "`pip install xla-cpu-pjrt==0.0.1`."
+        )
     if platform == "tpu":
         path = str(config.get("TPU_LIBRARY_PATH"))
         if path and not Path(path).is_file():
-            raise RuntimeError(f"TPU_LIBRARY_PATH is {path!r}, and there is no such file: give the path of a libtpu.so, or unset it.")
+            raise RuntimeError(
+                f"TPU_LIBRARY_PATH is {path!r}, and there is no such file: give the path of a libtpu.so, or unset it."
+            )
         if path := path or _installed("libtpu", "libtpu.so") or "":
             return path
         raise RuntimeError(
-            f"The platform is tpu because {choice()[1]}, but the package libtpu is not installed: run `pip install torch_tpu[tpu]`, "
-            f"or set TORCH_TPU_PLATFORM=cpu."
+            f"The platform is tpu because {choice()[1]}, but the package libtpu is not installed: run "
+            f"`pip install torch_tpu[tpu]`, or set TORCH_TPU_PLATFORM=cpu."
         )
     if not Path(platform).is_file():
         raise RuntimeError(
-            f"TORCH_TPU_PLATFORM is {platform!r}: it must be 'cpu', 'tpu', or the path of a PJRT plugin, and there is no such file."
+            f"TORCH_TPU_PLATFORM is {platform!r}: it must be 'cpu', 'tpu', or the path of a PJRT plugin, and there is no "
+            f"such file."
         )
     return platform
 
@@ -137,12 +143,12 @@ def device_count() -> int:
     return 1
 
 
-# ---- the start --------------------------------------------------------------------------------------------------------
+# ---- the start ------------------------------------------------------------------------------------------------------
 def prepare_libtpu() -> None:
     """Keeps libtpu from asking a metadata server that is not there, which takes it eight minutes.
 
-    On a machine with a TPU nothing is changed. Without one (ahead-of-time compilation, or a mistake) any valid description of
-    a slice will do, and what the user has set stays.
+    On a machine with a TPU nothing is changed. Without one (ahead-of-time compilation, or a mistake) any valid
+    description of a slice will do, and what the user has set stays.
     """
     if not has_tpu():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -151,7 +157,7 @@ def prepare_libtpu() -> None:
 
 
 def resolve() -> tuple[str, str, dict[str, Any], int]:
-    """(name, plugin path, client options, bytes per device where the plugin does not say); called once, at first use."""
+    """(name, plugin path, client options, bytes per device if the plugin does not say); called once, at first use."""
     platform = name()
     path = plugin_path()
     options: dict[str, Any] = {}

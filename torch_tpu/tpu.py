@@ -18,9 +18,12 @@ import torch
 from torch_tpu import _C, config, platform
 from torch_tpu.programs.options import (
     allow_excess_precision as excess_precision_allowed,
+)
+from torch_tpu.programs.options import (
     set_allow_excess_precision as set_excess_precision,
 )
-from torch_tpu.programs.stats import compile_stats, reset as reset_compile_stats
+from torch_tpu.programs.stats import compile_stats
+from torch_tpu.programs.stats import reset as reset_compile_stats
 
 _Device = torch.device | str | int | None
 
@@ -53,7 +56,7 @@ def _known(device: _Device) -> int:
     return index
 
 
-# ---- devices ----------------------------------------------------------------------------------------------------------
+# ---- devices --------------------------------------------------------------------------------------------------------
 def is_available() -> bool:
     """True if there is a device to use: a TPU, or the CPU platform. Starts nothing."""
     return device_count() > 0
@@ -74,7 +77,7 @@ def init() -> None:
 
 
 def _lazy_init() -> None:
-    """PyTorch calls this before anything that names the device. What needs the platform starts it by itself; much does not."""
+    """PyTorch calls this before all that names the device. What needs the platform starts it itself; much does not."""
 
 
 def _is_in_bad_fork() -> bool:
@@ -145,7 +148,9 @@ class _DeviceProperties:
         self.multi_processor_count = 1
 
     def __repr__(self) -> str:
-        return f"_DeviceProperties(name={self.name!r}, total_memory={self.total_memory >> 20}MB, multi_processor_count=1)"
+        return (
+            f"_DeviceProperties(name={self.name!r}, total_memory={self.total_memory >> 20}MB, multi_processor_count=1)"
+        )
 
 
 def get_device_properties(device: _Device = None) -> _DeviceProperties:
@@ -168,7 +173,7 @@ def synchronize(device: _Device = None) -> None:
     _C._synchronize(_known(device))
 
 
-# ---- memory -----------------------------------------------------------------------------------------------------------
+# ---- memory ---------------------------------------------------------------------------------------------------------
 def empty_cache() -> None:
     """Drops cached copies of scalars; storages are freed as soon as their last tensor goes."""
     torch.accelerator.empty_cache()
@@ -208,7 +213,7 @@ def mem_get_info(device: _Device = None) -> tuple[int, int]:
     return torch.accelerator.get_memory_info(_known(device))
 
 
-# ---- streams and events -----------------------------------------------------------------------------------------------
+# ---- streams and events ---------------------------------------------------------------------------------------------
 class _OfTheDevice(type):
     """Makes instances of the generic class, and counts those of the device as its own.
 
@@ -261,7 +266,7 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
         yield
 
 
-# ---- random numbers ---------------------------------------------------------------------------------------------------
+# ---- random numbers -------------------------------------------------------------------------------------------------
 class _Generators:
     """The devices' default generators, by index."""
 
@@ -326,7 +331,7 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
         set_rng_state(state, i)
 
 
-# ---- precision --------------------------------------------------------------------------------------------------------
+# ---- precision ------------------------------------------------------------------------------------------------------
 class Precision(enum.Enum):
     """Precision of float32 matrix products: one, three or six BF16 passes."""
 
@@ -361,13 +366,13 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
 
-# ---- eager modes ------------------------------------------------------------------------------------------------------
+# ---- eager modes ----------------------------------------------------------------------------------------------------
 class EagerMode(enum.Enum):
     """How operators run outside ``torch.compile``.
 
     ``DEFER_NEVER`` (Strict, the default) runs each operator asynchronously as its own program;
-    ``DEFER_NEVER_AND_LAUNCH_BLOCKING`` (Debug) also waits for each and raises at its line; ``DEFER_AND_FUSE`` (Fused) records
-    operators and runs several as one program.
+    ``DEFER_NEVER_AND_LAUNCH_BLOCKING`` (Debug) also waits for each and raises at its line; ``DEFER_AND_FUSE`` (Fused)
+    records operators and runs several as one program.
     """
 
     DEFER_NEVER = 0
@@ -423,7 +428,7 @@ class _Module(types.ModuleType):
 sys.modules[__name__].__class__ = _Module
 
 
-# ---- names of TorchTPU that its users call, though they are private ---------------------------------------------------
+# ---- names of TorchTPU that its users call, though they are private -------------------------------------------------
 def _get_cache_stats() -> dict[str, Any]:
     return compile_stats()
 
@@ -452,7 +457,9 @@ def _hbm_usage_summary() -> str:
     lines = []
     for i in range(device_count()):
         used, peak, total = memory_allocated(i), max_memory_allocated(i), _C._capacity(i)
-        lines.append(f"tpu:{i}: {used / 2**20:.1f} MiB in use, {peak / 2**20:.1f} MiB at most, of {total / 2**20:.1f} MiB")
+        lines.append(
+            f"tpu:{i}: {used / 2**20:.1f} MiB in use, {peak / 2**20:.1f} MiB at most, of {total / 2**20:.1f} MiB"
+        )
     return "\n".join(lines)
 
 
@@ -466,16 +473,18 @@ def _apply_environment() -> None:
     if config.get("TORCH_TPU_LAUNCH_BLOCKING") or config.get("TPU_LAUNCH_BLOCKING"):
         _C._set_mode(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING.value)
     elif config.get("TORCH_TPU_DEFER_AND_FUSE") or config.get("TPU_DEFER_AND_FUSE"):
-        warnings.warn("torch_tpu: TORCH_TPU_DEFER_AND_FUSE has no effect: Fused eager mode is not available yet.", stacklevel=2)
+        warnings.warn(
+            "torch_tpu: TORCH_TPU_DEFER_AND_FUSE has no effect: Fused eager mode is not available yet.", stacklevel=2
+        )
     _C._set_table_capacity(config.get("TORCH_TPU_MAX_PROGRAMS"))
 
 
 __all__ = [
-    "EagerMode", "Event", "Precision", "Stream", "compile_stats", "current_device", "current_stream", "default_generators",
-    "default_stream", "device", "device_count", "device_of", "empty_cache", "get_amp_supported_dtype", "get_device_name",
-    "get_device_properties", "get_rng_state", "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported",
-    "is_initialized",
-    "manual_seed", "manual_seed_all", "max_memory_allocated", "mem_get_info", "memory_allocated", "memory_stats", "precision",
-    "reset_compile_stats", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_eager_mode", "set_rng_state",
+    "EagerMode", "Event", "Precision", "Stream", "compile_stats", "current_device", "current_stream",
+    "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
+    "get_amp_supported_dtype", "get_device_name", "get_device_properties", "get_rng_state", "get_rng_state_all",
+    "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all",
+    "max_memory_allocated", "mem_get_info", "memory_allocated", "memory_stats", "precision", "reset_compile_stats",
+    "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_eager_mode", "set_rng_state",
     "set_rng_state_all", "set_stream", "stream", "synchronize",
 ]  # fmt: skip

@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     """What a case gave.
 
     Attributes:
-        status: ``pass``, ``fail``, ``crash``, ``timeout``, or ``none``: CPU PyTorch passes no sample, so it does not count.
+        status: ``pass``, ``fail``, ``crash``, ``timeout``, or ``none``: CPU PyTorch passes no sample.
         samples: How many samples CPU PyTorch passes.
         failed: How many of these the device fails.
         message: The first failure.

@@ -17,7 +17,7 @@ _SIZE_ELEMENTS = 4
 
 
 class Transfer:
-    """Copies trees of arguments to a device: same layout, same storages shared, ``cpu`` named anywhere becomes the device.
+    """Copies trees of arguments to a device: layouts and shared storages as they were, a ``cpu`` named the device.
 
     Args:
         device: Where the copies live.

@@ -9,7 +9,7 @@ from tests.conformance.cases import Case
 
 
 class Gap(NamedTuple):
-    """Every case whose id ``operator/dtype/kind`` matches ``pattern`` (as a file name pattern) fails because of ``reason``."""
+    """Every case whose id ``operator/dtype/kind`` matches ``pattern`` (as file names do) fails for ``reason``."""
 
     pattern: str
     reason: str

@@ -1,7 +1,7 @@
 """Runs cases in a process of its own: reads one a line, answers each with a line of JSON.
 
-Before code that could end the process it notes in a file on which device it runs, so that a crash of CPU PyTorch on an odd
-sample is not counted against the device.
+Before code that could end the process it notes in a file on which device it runs, so that a crash of CPU PyTorch on an
+odd sample is not counted against the device.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ class Call:
         self.lists: list[list[Any]] = []
         rule = op_info(op).rule
         self.static = None if rule is None else rule.static
+        self.runtime = frozenset() if rule is None else rule.runtime
         self.arguments = []
         for i, a in enumerate(op._schema.arguments):
             value = args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
@@ -75,7 +76,8 @@ class Call:
             self.numbers.append(value)
             return HostScalar(len(self.numbers) - 1, torch.tensor(value).dtype, True, value)
         is_default = argument.default_value is not None and value == argument.default_value
-        if number and kind in ("number", "float", "Optional[number]", "Optional[float]") and self.static is not None:
+        scalar = kind in ("number", "float", "Optional[number]", "Optional[float]") or argument.name in self.runtime
+        if number and scalar and self.static is not None:
             if argument.name not in self.static and not is_default:
                 self.numbers.append(value)
                 return NumberArgument(len(self.numbers) - 1, value)

@@ -44,8 +44,8 @@ def examine() -> dict[str, Any]:
     """Starts the platform and examines everything; see the keys of the result.
 
     Returns:
-        ``platform``, ``versions``, ``plugins``, ``devices``, ``cache``, ``environment``, and the sentences ``problems`` and
-        ``notes``.
+        ``platform``, ``versions``, ``plugins``, ``devices``, ``cache``, ``environment``, and the sentences ``problems``
+        and ``notes``.
     """
     findings = Findings()
     report: dict[str, Any] = {
@@ -59,7 +59,7 @@ def examine() -> dict[str, Any]:
     return {**report, "problems": findings.problems, "notes": findings.notes}
 
 
-# ---- the parts --------------------------------------------------------------------------------------------------------
+# ---- the parts ------------------------------------------------------------------------------------------------------
 def _installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -78,14 +78,16 @@ def _versions(findings: Findings) -> dict[str, str | None]:
     folder = Path(torch_tpu.__file__).parent.parent
     if versions["torch_tpu"] is None:
         findings.problems.append(
-            f"torch_tpu is imported from {folder} but is not installed, so `import torch` does not load it and libraries do not "
-            f"see it: run `pip install .` there."
+            f"torch_tpu is imported from {folder} but is not installed, so `import torch` does not load it and "
+            f"libraries do not see it: run `pip install .` there."
         )
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     for path in paths:
         for package in ("torch", "torch_tpu"):
             if (Path(path) / package).is_dir() and Path(path).resolve() not in _site_folders():
-                findings.problems.append(f"PYTHONPATH brings in {Path(path) / package} before the installed {package}: unset PYTHONPATH.")
+                findings.problems.append(
+                    f"PYTHONPATH brings in {Path(path) / package} before the installed {package}: unset PYTHONPATH."
+                )
     return versions
 
 
@@ -135,8 +137,8 @@ def _platform(findings: Findings) -> dict[str, Any]:
         findings.notes.append(
             f"This machine has a TPU {chips[0]}, but the platform is {name} because {why}."
             if chips
-            else "This machine has no TPU. Device 'tpu' runs on XLA's CPU backend with a TPU's numerics: right for development "
-            "and tests, not for speed."
+            else "This machine has no TPU. Device 'tpu' runs on XLA's CPU backend with a TPU's numerics: right for "
+            "development and tests, not for speed."
         )
     return report
 
@@ -161,7 +163,9 @@ def _cache(findings: Findings) -> dict[str, Any]:
     if not report["enabled"]:
         findings.notes.append("The disk cache is off: every process compiles its programs again.")
     elif not report["writable"]:
-        findings.problems.append(f"The cache folder {disk.folder()} cannot be written: set TORCH_TPU_CACHE_DIR to one that can.")
+        findings.problems.append(
+            f"The cache folder {disk.folder()} cannot be written: set TORCH_TPU_CACHE_DIR to one that can."
+        )
     return report
 
 
@@ -175,7 +179,7 @@ def _writable(folder: Path) -> bool:
     return True
 
 
-# ---- printing ---------------------------------------------------------------------------------------------------------
+# ---- printing -------------------------------------------------------------------------------------------------------
 def _section(title: str, rows: dict[str, Any]) -> None:
     print(title)
     width = max(map(len, rows), default=0)
@@ -191,7 +195,9 @@ def _print(report: dict[str, Any]) -> None:
     _section("platform", rows)
     _section("versions", report["versions"])
     _section("plugins", report["plugins"])
-    _section("devices", {d["device"]: f"{d['name']}, {cache.size(d['memory'])}" for d in report["devices"]} or {"none": ""})
+    _section(
+        "devices", {d["device"]: f"{d['name']}, {cache.size(d['memory'])}" for d in report["devices"]} or {"none": ""}
+    )
     stored = report["cache"]
     _section(
         "program cache",
@@ -199,7 +205,8 @@ def _print(report: dict[str, Any]) -> None:
             "folder": stored["folder"],
             "in use": "yes" if stored["enabled"] else "no",
             "writable": "yes" if stored["writable"] else "no",
-            "contents": f"{stored['entries']} programs, {cache.size(stored['bytes'])} of at most {cache.size(stored['bound'])}",
+            "entries": stored["entries"],
+            "size": f"{cache.size(stored['bytes'])} of at most {cache.size(stored['bound'])}",
         },
     )
     _section("environment", report["environment"] or {"none of torch_tpu's variables is set": ""})

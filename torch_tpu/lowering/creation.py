@@ -63,6 +63,38 @@ def arange(*bounds: float, result: list[Type]) -> Value:
     return _counted(start, step, count, result[0].dtype) if count else hlo.constant(0, result[0].dtype, (0,))
 
 
+_library = torch.library.Library("tpu", "FRAGMENT")
+_library.define("counted_(Tensor(a!) self, Scalar start, Scalar step, bool short) -> Tensor(a!)")
+_library.impl("counted_", lambda x, start, step, short: x, "Meta")
+
+
+@lower("tpu::counted_")
+def counted(x: Value, start: Scalar, step: Scalar, short: bool) -> Value:
+    """``start + i * step`` for the ``i``-th element; ``short`` says that all of them are integers of 32 bits."""
+    floating = x.dtype.is_floating_point
+    compute = torch.int32 if short else torch.float64 if floating else torch.int64
+    shape = (x.numel,)
+    i = hlo.iota(shape, 0, compute)
+    values = i * as_value(step, compute, shape) + as_value(start, compute, shape)
+    return hlo.reshape(hlo.convert(values, x.dtype), x.shape)
+
+
+def arange_out(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> torch.Tensor:
+    """``arange`` outside of a trace: its length is PyTorch's to work out, its numbers are operands of the program."""
+    shape = torch.arange(start, end, step, out=torch.empty_like(out, device="meta")).shape
+    if shape != out.shape:
+        out.resize_(shape)
+    if not out.dtype.is_floating_point:
+        start, step = int(start), int(step)
+    reach = max(abs(start), abs(start + max(out.numel() - 1, 0) * step), abs(step))
+    short = float(start).is_integer() and float(step).is_integer() and reach < 2**31
+    return torch.ops.tpu.counted_(out, start, step, short)
+
+
+def arange_end_out(end: float, *, out: torch.Tensor) -> torch.Tensor:
+    return arange_out(0, end, out=out)
+
+
 _ENDPOINTS = ("", ".Tensor_Tensor", ".Tensor_Scalar", ".Scalar_Tensor")
 _ENDPOINTS_OUT = (".out", ".Tensor_Tensor_out", ".Tensor_Scalar_out", ".Scalar_Tensor_out")
 

@@ -1,4 +1,4 @@
-"""Operators whose result size depends on the data.
+"""Operators whose result size depends on the data, and others that run outside of a trace.
 
 Each has a padded form, an operator of namespace ``tpu`` with static shapes: results as large as they can be, and a
 count. What PyTorch asks for is then a view of the first rows, so another count is not another program. The functions in
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch._prims_common import clone_preserve_strides
 
+from torch_tpu.lowering.creation import arange_end_out, arange_out
 from torch_tpu.lowering.indexing import coordinates, count_true, prefix_sum, read_at, true_positions
+from torch_tpu.lowering.random import random_from
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scatter import place_at
 from torch_tpu.lowering.view import index_dtype
@@ -293,4 +295,7 @@ HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
     "repeat_interleave.Tensor": repeat_interleave,
     "as_strided_copy": as_strided_copy,
     "as_strided_scatter": as_strided_scatter,
+    "arange.out": arange_end_out,
+    "arange.start_out": arange_out,
+    "random_.from": random_from,
 }

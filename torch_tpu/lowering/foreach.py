@@ -19,10 +19,10 @@ from torch_tpu.stablehlo import Type, Value
 from torch_tpu.tracing.schema import op_info, registry_name
 
 #: Single-tensor operators of another name.
-_SINGLE = {
+_SINGLE: dict[str, tuple[str, ...]] = {
     "maximum": ("maximum", "clamp_min"),
     "minimum": ("minimum", "clamp_max"),
-    "norm": (),  # reduction.py: the square root of the sum of squares, with a run-time order
+    "norm": (),  # its rule is in reduction.py
 }
 _ELEMENT = {"List[Tensor]": "Tensor", "List[number]": "number"}
 _NUMBERS = ("number", "List[number]", "Optional[number]")

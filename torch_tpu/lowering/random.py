@@ -54,7 +54,8 @@ def _fill_one(in_place: str, dtype: torch.dtype, *numbers: Number | None) -> Non
 
 
 def _check(name: str, dtype: torch.dtype, *numbers: Scalar) -> None:
-    check_numbers(name, dtype, *(n.sample if isinstance(n, ScalarOperand) else n for n in numbers))  # type: ignore[misc]
+    samples: list[Any] = [n.sample if isinstance(n, ScalarOperand) else n for n in numbers]
+    check_numbers(name, dtype, *samples)
 
 
 # ---- uniform numbers -------------------------------------------------------------------------------------------------
@@ -295,19 +296,25 @@ def rrelu_with_noise_functional(
 
 
 # ---- integers --------------------------------------------------------------------------------------------------------
-def integers(shape: Sequence[int], base: int, count: int, dtype: torch.dtype) -> Value:
-    """Uniform on ``[base, base + count)``, ``1 <= count <= 2^64``.
+def integers(shape: Sequence[int], base: Scalar, count: Scalar, dtype: torch.dtype) -> Value:
+    """Uniform on ``[base, base + count)``, ``1 <= count <= 2^64``; run-time numbers are int64, 2^64 is then 0.
 
-    Up to 2^32 values, 64 random bits times ``count`` are shifted down by 64 (Lemire 2019): no value is favoured by more
-    than 2^-32. Above, the remainder of 64 random bits is taken, as ATen does.
+    The high word of 64 random bits times ``count`` (Lemire 2019): no value is favoured by more than ``count / 2^64``.
     """
     bits = tracer().random_bits(shape, torch.uint64)
-    if count <= 2**32:
-        high, low = hlo.shift_right_logical(bits, 32), hlo.and_(bits, 2**32 - 1)
-        bits = hlo.shift_right_logical(high * count + hlo.shift_right_logical(low * count, 32), 32)
-    elif count < 2**64:
-        bits = hlo.remainder(bits, count)
-    return hlo.convert(hlo.convert(bits, torch.int64) + base, dtype)
+    if isinstance(count, int):
+        count = (count + 2**63) % 2**64 - 2**63
+    span = hlo.bitcast_convert(as_value(count, torch.int64, shape), torch.uint64)
+    drawn = hlo.select(hlo.compare(span, 0, "EQ"), bits, _high_product(bits, span))
+    return hlo.convert(hlo.convert(drawn, torch.int64) + as_value(base, torch.int64, shape), dtype)
+
+
+def _high_product(a: Value, b: Value) -> Value:
+    """The high 64 bits of the product of two uint64, from its four partial products of 32-bit halves."""
+    (a1, a0), (b1, b0) = ((hlo.shift_right_logical(v, 32), hlo.and_(v, 2**32 - 1)) for v in (a, b))
+    cross = a1 * b0 + hlo.shift_right_logical(a0 * b0, 32)
+    carry = a0 * b1 + hlo.and_(cross, 2**32 - 1)
+    return a1 * b1 + hlo.shift_right_logical(cross, 32) + hlo.shift_right_logical(carry, 32)
 
 
 def _top(dtype: torch.dtype) -> int:
@@ -323,19 +330,40 @@ def random(x: Value) -> Value:
 
 @lower("random.to")
 def random_to(x: Value, stop: int) -> Value:
-    return _between(x.type, 0, stop)
+    return integers(x.shape, *_bounds(x.dtype, 0, stop), x.dtype)
 
 
 @lower("random.from")
-def random_from(x: Value, start: int, stop: int | None) -> Value:
-    return _between(x.type, start, stop)
+def random_between(x: Value, start: int, stop: int | None) -> Value:
+    return integers(x.shape, *_bounds(x.dtype, start, stop), x.dtype)
 
 
-def _between(kind: Type, start: int, stop: int | None) -> Value:
-    """``[start, stop)``; to the top of the dtype, included, for no ``stop``; all of int64 for the lowest."""
-    shape, dtype = kind
+_library = torch.library.Library("tpu", "FRAGMENT")
+_library.define("integers_(Tensor(a!) self, Scalar base, Scalar count, *, Generator? generator) -> Tensor(a!)")
+_library.impl("integers_", lambda x, base, count, *, generator: x, "Meta")
+
+
+@lower("tpu::integers_")
+def integers_(x: Value, base: Scalar, count: Scalar) -> Value:
+    return integers(x.shape, base, count, x.dtype)
+
+
+def random_from(
+    self: torch.Tensor, start: int, stop: int | None, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """``random_.from`` outside of a trace: its bounds are checked on every call and operands of the program."""
+    base, count = _bounds(self.dtype, start, stop)
+    signed = (count + 2**63) % 2**64 - 2**63
+    return torch.ops.tpu.integers_(self, base, signed, generator=generator)
+
+
+def _bounds(dtype: torch.dtype, start: int, stop: int | None) -> tuple[int, int]:
+    """The least value of ``[start, stop)`` and how many there are.
+
+    No ``stop`` means to the top of the dtype, included, and from the lowest ``start`` all of int64.
+    """
     if stop is None and start == torch.iinfo(torch.int64).min:
-        return integers(shape, start, 2**64, dtype)
+        return start, 2**64
     top = min(_top(dtype), 2**63 - 1)
     if stop is not None or start <= top:  # beyond it, ATen's check loops for ever
         _fill_one("random_", dtype, start, stop)
@@ -346,7 +374,7 @@ def _between(kind: Type, start: int, stop: int | None) -> Value:
         )
     if dtype.is_floating_point:
         start, stop = _inwards(start, dtype, 1), None if stop is None else _inwards(stop, dtype, -1)
-    return integers(shape, start, (top + 1 if stop is None else stop) - start, dtype)
+    return start, (top + 1 if stop is None else stop) - start
 
 
 def _inwards(bound: int, dtype: torch.dtype, direction: int) -> int:
@@ -361,13 +389,13 @@ def _inwards(bound: int, dtype: torch.dtype, direction: int) -> int:
 @lower("randint", "randint.generator", "randint_like", "randint_like.generator")
 def randint(first: Any, *rest: Any, result: list[Type]) -> Value:
     high = rest[0] if isinstance(first, Value) else first
-    return _between(result[0], 0, high)
+    return integers(result[0].shape, *_bounds(result[0].dtype, 0, high), result[0].dtype)
 
 
 @lower("randint.low", "randint.low_generator", "randint_like.low_dtype", "randint_like.low_generator_dtype")
 def randint_low(first: Any, second: int, third: Any, *_: Any, result: list[Type]) -> Value:
     low, high = (second, third) if isinstance(first, Value) else (first, second)
-    return _between(result[0], low, high)
+    return integers(result[0].shape, *_bounds(result[0].dtype, low, high), result[0].dtype)
 
 
 @lower("randperm", "randperm.generator", "randperm.generator_out", "randperm.out")

@@ -1,23 +1,26 @@
 """The table of rules: what each ATen operator means as StableHLO.
 
 A rule is a function from :class:`Value` to :class:`Value`, registered under the functional overloads that it covers
-(``"add.Tensor"``; the default overload is the bare name). It never mentions mutation, ``out=``, views or strides: tracing
-serves those from the operator's schema. Promotion and broadcasting are declared here.
+(``"add.Tensor"``; the default overload is the bare name). It never mentions mutation, ``out=``, views or strides:
+tracing serves those from the operator's schema. Promotion and broadcasting are declared here.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
+import marshal
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 
-__all__ = ["Promotion", "Rule", "fingerprint", "load", "lower", "lookup"]
+__all__ = ["Promotion", "Rule", "fingerprint", "load", "lookup", "lower"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Rule:
         promote: PyTorch's element-wise promotion kind, or None: the rule then gets operands as they are.
         promoted: Names of the arguments that take part in promotion; by default every positional tensor and Scalar.
         static: Names of Scalar and float arguments that are part of the program instead of run-time operands.
+        runtime: Names of integer arguments that are run-time operands instead of part of the program.
         mutates: Arguments that the operator changes though its schema does not say so (running statistics); their new
             values follow the results.
     """
@@ -38,11 +42,13 @@ class Rule:
     promote: Promotion | None = None
     promoted: tuple[str, ...] | None = None
     static: frozenset[str] = frozenset()
+    runtime: frozenset[str] = frozenset()
     mutates: tuple[str, ...] = ()
     keywords: frozenset[str] = field(default_factory=frozenset)
 
 
 _rules: dict[str, Rule] = {}
+_foreign = hashlib.sha256()  # the code of rules that other packages registered
 _loaded = False
 
 
@@ -51,6 +57,7 @@ def lower(
     promote: Promotion | None = None,
     promoted: tuple[str, ...] | None = None,
     static: tuple[str, ...] = (),
+    runtime: tuple[str, ...] = (),
     mutates: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a rule for the ATen overloads ``names`` (``"ns::op.overload"`` for another namespace)."""
@@ -58,7 +65,9 @@ def lower(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = inspect.signature(function).parameters.values()
         keywords = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-        rule = Rule(function, promote, promoted, frozenset(static), mutates, keywords)
+        if not str(getattr(function, "__module__", "")).startswith("torch_tpu."):
+            _foreign.update(marshal.dumps(getattr(function, "__code__", None)))
+        rule = Rule(function, promote, promoted, frozenset(static), frozenset(runtime), mutates, keywords)
         for name in names:
             if name in _rules:
                 raise ValueError(f"The operator {name} has two lowering rules: {_rules[name].function} and {function}.")
@@ -97,11 +106,7 @@ def names() -> list[str]:
 
 
 @functools.cache
-def fingerprint() -> str:
-    """A hash of the sources that decide what a program is: a changed rule never meets an old cache entry."""
-    import hashlib
-    from pathlib import Path
-
+def _sources() -> str:
     digest = hashlib.sha256()
     root = Path(__file__).parent.parent
     for folder in ("stablehlo", "lowering", "tracing"):
@@ -109,3 +114,11 @@ def fingerprint() -> str:
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def fingerprint() -> str:
+    """A hash of what decides what a program is: a changed rule never meets an old cache entry.
+
+    Covers the sources of this package, and of rules that others registered the functions themselves.
+    """
+    return f"{_sources()}{_foreign.hexdigest()[:16]}"

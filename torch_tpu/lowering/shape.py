@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scatter import place_at, widened
-from torch_tpu.lowering.view import span
+from torch_tpu.lowering.view import index_dtype, span
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
@@ -81,18 +81,20 @@ def _below(x: Value) -> Value:
     return columns - rows
 
 
-@lower("tril")
-def tril(x: Value, diagonal: int = 0) -> Value:
-    return hlo.select(_below(x) <= _as_int32(diagonal), x, 0)
+@lower("tril", runtime=("diagonal",))
+def tril(x: Value, diagonal: Scalar = 0) -> Value:
+    return hlo.select(_below(x) <= _as_int32(diagonal, x), x, 0)
 
 
-@lower("triu")
-def triu(x: Value, diagonal: int = 0) -> Value:
-    return hlo.select(_below(x) >= _as_int32(diagonal), x, 0)
+@lower("triu", runtime=("diagonal",))
+def triu(x: Value, diagonal: Scalar = 0) -> Value:
+    return hlo.select(_below(x) >= _as_int32(diagonal, x), x, 0)
 
 
-def _as_int32(n: int) -> int:
-    return max(min(n, 2**31 - 1), -(2**31))
+def _as_int32(n: Scalar, like: Value) -> Value:
+    """A 64-bit number clamped to int32 and spread over the shape of ``like``."""
+    clamped = hlo.clamp(-(2**31), as_value(n, torch.int64), 2**31 - 1)
+    return hlo.broadcast_to(hlo.convert(clamped, torch.int32), like.shape)
 
 
 # ---- reflection and replication --------------------------------------------------------------------------------------
@@ -241,24 +243,33 @@ def as_strided_scatter(
 
 
 # ---- gradients of views ----------------------------------------------------------------------------------------------
-@lower("slice_backward")
-def slice_backward(grad: Value, input_sizes: list[int], dim: int, start: int, end: int, step: int) -> Value:
+@lower("slice_backward", runtime=("start", "end"))
+def slice_backward(grad: Value, input_sizes: list[int], dim: int, start: Scalar, end: Scalar, step: int) -> Value:
     dim %= len(input_sizes)
-    n, count = input_sizes[dim], grad.shape[dim]
     if 0 in grad.shape:
         return hlo.constant(0, grad.dtype, tuple(input_sizes))
-    start = max(start + n, 0) if start < 0 else start
     zeros = [0] * grad.ndim
-    low, high, interior = zeros[:], zeros[:], zeros[:]
-    low[dim], high[dim], interior[dim] = start, n - start - 1 - (count - 1) * step, step - 1
-    return hlo.pad(grad, 0, low, high, interior)
+    spread = hlo.pad(grad, 0, zeros, zeros, [step - 1 if i == dim else 0 for i in range(grad.ndim)])
+    return _at(spread, input_sizes, dim, start)
 
 
-@lower("select_backward")
-def select_backward(grad: Value, input_sizes: list[int], dim: int, index: int) -> Value:
+@lower("select_backward", runtime=("index",))
+def select_backward(grad: Value, input_sizes: list[int], dim: int, index: Scalar) -> Value:
     dim %= len(input_sizes)
-    index %= input_sizes[dim]
-    return _pad_dim(hlo.expand_dims(grad, [dim]), dim, index, input_sizes[dim] - 1 - index)
+    return _at(hlo.expand_dims(grad, [dim]), input_sizes, dim, index)
+
+
+def _at(block: Value, shape: Sequence[int], dim: int, start: Scalar) -> Value:
+    """Zeros of ``shape`` but for ``block``, which begins at ``start`` of ``dim``; a negative one counts from the end."""
+    n = shape[dim]
+    if isinstance(start, int):
+        start = max(start + n, 0) if start < 0 else start
+        return _pad_dim(block, dim, start, n - start - block.shape[dim])
+    index = as_value(start, index_dtype(n))
+    index = hlo.select(index < 0, index + n, index)
+    zero = hlo.full_like(index, 0)
+    starts = [index if i == dim else zero for i in range(len(shape))]
+    return hlo.dynamic_update_slice(hlo.constant(0, block.dtype, tuple(shape)), block, starts)
 
 
 @lower("diagonal_backward")

@@ -1,8 +1,9 @@
 """The disk cache: compiled programs of earlier processes, on by default.
 
-An entry is one file, named by the hash of everything that decides its contents: the call, the rules' sources, the plugin and
-its version. It is written to a temporary file and renamed, carries a checksum, and is dropped with a warning if damaged. Several
-processes may share the folder. When it outgrows its bound, the entries read longest ago leave first.
+An entry is one file, named by the hash of everything that decides its contents: the call, the rules' sources, the
+plugin and its version. It is written to a temporary file and renamed, carries a checksum, and is dropped with a warning
+if damaged. Several processes may share the folder. When it outgrows its bound, the entries read longest ago leave
+first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu import _C, config, platform
+from torch_tpu import _C, config
 from torch_tpu.lowering import registry
 from torch_tpu.programs import options
 from torch_tpu.stablehlo import Type
@@ -62,7 +63,7 @@ def _foundation() -> bytes:
 
     info = _C._platform_info()
     xla = f"{os.environ.get('XLA_FLAGS', '')}|{os.environ.get('LIBTPU_INIT_ARGS', '')}"
-    parts = [__version__, torch.__version__, registry.fingerprint(), info["platform"], info["version"], str(info["api"]), xla]
+    parts = [__version__, torch.__version__, info["platform"], info["version"], str(info["api"]), xla]
     parts += [_plugin_identity(info["plugin"]), *info["device_kinds"][:1], host.machine(), _cpu_features()]
     return "\0".join(parts).encode()
 
@@ -88,7 +89,10 @@ def _stable(item: Any) -> Any:
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         if "values" in item._fields:
             return (type(item).__name__, item[0], len(item[1]), _kind(item[1]))
-        return (type(item).__name__, *(_kind(v) if f == "value" else v for f, v in zip(item._fields, item, strict=True)))
+        return (
+            type(item).__name__,
+            *(_kind(v) if f == "value" else v for f, v in zip(item._fields, item, strict=True)),
+        )
     if isinstance(item, list):
         return [_stable(x) for x in item]
     return (type(item).__name__, item)
@@ -101,6 +105,7 @@ def _kind(value: Any) -> str:
 def key_of(name: str, description: list[Any], precision: str) -> str:
     """The entry's name for one call."""
     digest = hashlib.sha256(_foundation())
+    digest.update(registry.fingerprint().encode())
     digest.update(repr((name, precision, options.identity(), [_stable(x) for x in description])).encode())
     return digest.hexdigest()
 
@@ -224,8 +229,8 @@ def _give_up(what: str, *, reading: bool = True) -> None:
         _disabled, _read_only = _disabled or reading, True
     if not known:
         warnings.warn(
-            f"torch_tpu: the program cache {folder()} {what}. Set TORCH_TPU_CACHE_DIR to a folder that you can write, or "
-            f"TORCH_TPU_CACHE=0.",
+            f"torch_tpu: the program cache {folder()} {what}. Set TORCH_TPU_CACHE_DIR to a folder that you can write, "
+            f"or TORCH_TPU_CACHE=0.",
             stacklevel=3,
         )
 

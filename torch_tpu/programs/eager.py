@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_tpu import _C, platform
 from torch_tpu.lowering.data_dependent import HOST_COMPOSITES
-from torch_tpu.programs import disk, options, stats
+from torch_tpu.lowering.random import CHECKED
+from torch_tpu.programs import disk, errors, fallback, options, stats
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgument, Plan, Result, TensorArgument, build
-from torch_tpu.tracing.schema import op_info, resolve
+from torch_tpu.tracing.schema import op_info, registry_name, resolve
 
 PRECISIONS = ("medium", "high", "highest")
 
@@ -24,36 +25,70 @@ _ORDER = (
     "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz "
     "uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 int1 int2 int3 int4 int5 int6 int7 float8_e8m0fnu "
     "float4_e2m1fn_x2"
-).split()
+).split()  # noqa: SIM905
 DTYPE_OF_CODE: dict[int, torch.dtype] = {i: getattr(torch, n) for i, n in enumerate(_ORDER) if hasattr(torch, n)}
 CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
-_MEMORY_FORMATS = {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+_MEMORY_FORMATS = {
+    0: torch.contiguous_format,
+    1: torch.preserve_format,
+    2: torch.channels_last,
+    3: torch.channels_last_3d,
+}
 
 
-# What PyTorch lets write to a tensor whose elements share memory (``x.expand(...)``): the order of writes does not matter.
+# What PyTorch lets write to a tensor whose elements share memory (``x.expand(...)``): the order of writes does not
+# matter.
 _IDEMPOTENT = ("fill_", "zero_", "masked_fill_", "index_fill_")
 
 
-def operator_spec(name: str) -> tuple[list[str], bool, bool, bool, bool]:
-    """What the kernel must know of a dispatcher name.
+class OperatorSpec(NamedTuple):
+    """What the kernel must know of an operator before its first call; C++ reads it by these names.
 
-    Returns:
-        (static Scalar and float arguments, all of them are static, runs on the host, may write overlapping elements, is
-        elementwise).
+    Attributes:
+        static: Scalar and float arguments that are part of the program.
+        run_time_integers: Integer arguments that are not.
+        all_static: All numbers are part of the program: there is no rule, and decompositions see numbers.
+        checks_numbers: The operator refuses some numbers.
+        allows_overlap: It may write a tensor whose elements share memory.
+        elementwise: It refuses operands that partly overlap a written tensor.
+        composite: It is a Python function that runs outside of any program.
     """
+
+    static: tuple[str, ...] = ()
+    run_time_integers: tuple[str, ...] = ()
+    all_static: bool = False
+    checks_numbers: bool = False
+    allows_overlap: bool = False
+    elementwise: bool = False
+    composite: bool = False
+
+
+def operator_spec(name: str) -> OperatorSpec:
+    """The spec of a dispatcher name."""
     overload = name.removeprefix("aten::")
-    if overload in HOST_COMPOSITES:
-        return [], True, True, False, False
-    rule = op_info(resolve(name)).rule
+    if overload in HOST_COMPOSITES or fallback.allowed(name):
+        return OperatorSpec(all_static=True, composite=True)
+    info = op_info(resolve(name))
     overlap = overload.partition(".")[0] in _IDEMPOTENT
-    if rule is None:
-        return [], True, False, overlap, False
-    return sorted(rule.static), False, False, overlap, rule.promote is not None and not overlap
+    if (rule := info.rule) is None:
+        return OperatorSpec(all_static=True, allows_overlap=overlap)
+    return OperatorSpec(
+        static=tuple(rule.static),
+        run_time_integers=tuple(rule.runtime),
+        checks_numbers=registry_name(info.functional or info.op) in CHECKED,
+        allows_overlap=overlap,
+        elementwise=rule.promote is not None and not overlap,
+    )
 
 
-def host_composite(name: str) -> Callable[..., Any]:
-    """The Python function of an operator whose result sizes depend on data."""
-    return HOST_COMPOSITES[name.removeprefix("aten::")]
+def composite(name: str) -> Callable[..., Any]:
+    """The Python function of an operator that runs outside of any program: its result sizes depend on data, or it is to run
+    on the host.
+    """
+    return fallback.function(name) if fallback.allowed(name) else HOST_COMPOSITES[name.removeprefix("aten::")]
+
+
+host_composite = composite  # the name that a core built before sparse tensors calls
 
 
 @functools.cache
@@ -68,7 +103,9 @@ def describe(item: Any, kind: str = "") -> Any:
         if tag == "tensor":
             position, slot, dtype, sizes, strides, offset, fits, storage, base, *lazy_bits = rest
             base = None if base is None else Type(base[1], DTYPE_OF_CODE[base[0]])
-            return TensorArgument(position, slot, DTYPE_OF_CODE[dtype], sizes, strides, offset, fits, storage, base, *lazy_bits)
+            return TensorArgument(
+                position, slot, DTYPE_OF_CODE[dtype], sizes, strides, offset, fits, storage, base, *lazy_bits
+            )
         if tag == "host":
             index, dtype, wrapped, value = rest
             return HostScalar(index, DTYPE_OF_CODE[dtype], wrapped, value)
@@ -98,9 +135,12 @@ def compile_call(name: str, arguments: list[Any], precision: int) -> Any:
         plan, executable = entry
         stats.record(name, "disk", 0.0, time.perf_counter() - start, why)
         return _program(plan, executable)
-    plan = build(name, described, precision=PRECISIONS[precision], emulate_precision=platform.emulates_precision())
-    traced = time.perf_counter()
-    executable = options.compile(plan)
+
+    def build_and_compile() -> tuple[Plan, float, Any]:
+        plan = build(name, described, precision=PRECISIONS[precision], emulate_precision=platform.emulates_precision())
+        return plan, time.perf_counter(), options.compile(plan)
+
+    plan, traced, executable = errors.checked(name, described, build_and_compile)
     compiled = time.perf_counter()
     disk.store(key, plan, executable)
     stats.record(name, "compiled", traced - start, compiled - traced, why)

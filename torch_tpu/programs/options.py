@@ -1,4 +1,4 @@
-"""XLA options per program. Two tiers on the CPU plugin: cheap compiles for small single operators, full ones for the rest."""
+"""XLA options per program. Two tiers on the CPU plugin: cheap compiles for small operators, full ones for the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ log = logging.getLogger("torch_tpu")
 
 #: Elements up to which a single operator is compiled cheaply: its run time is launch overhead anyway.
 CHEAP_ELEMENTS = 1 << 16
-#: Program arguments up to which cheap compiles are quicker: without fusion emitters every result is a kernel to compile.
+#: Program arguments up to which cheap compiles are quicker: without fusion emitters every result is a kernel to
+#: compile.
 CHEAP_ARGUMENTS = 24
 
 _excess_precision = False

@@ -110,12 +110,14 @@ def compile_stats() -> dict[str, Any]:
     """Counters of this process's programs since the start or the last :func:`reset`.
 
     Returns:
-        A dict: ``hits``, ``misses`` and ``evictions`` of the memory table and the number of ``programs`` in it; how many
-        programs were ``compiled`` and how many ``loaded`` from the disk cache, with ``compile_seconds``, ``load_seconds``
-        and ``trace_seconds``; and ``compiles``, the newest 1000 of them as dicts of ``op``, ``source``, ``seconds`` and
-        ``reason``.
+        A dict: ``hits``, ``misses`` and ``evictions`` of the memory table and the number of ``programs`` in it; how
+        many programs were ``compiled`` and how many ``loaded`` from the disk cache, with ``compile_seconds``,
+        ``load_seconds`` and ``trace_seconds``; ``compiles``, the newest 1000 of them as dicts of ``op``, ``source``,
+        ``seconds`` and ``reason``; and ``fallbacks``, how often each operator of ``TORCH_TPU_CPU_FALLBACK`` ran on the
+        host.
     """
     from torch_tpu import _C
+    from torch_tpu.programs import fallback
 
     with _lock:
         s = _statistics
@@ -127,4 +129,5 @@ def compile_stats() -> dict[str, Any]:
             "load_seconds": s.load_seconds,
             "trace_seconds": s.trace_seconds,
             "compiles": [vars(c).copy() for c in s.compiles],
+            "fallbacks": fallback.counts(),
         }

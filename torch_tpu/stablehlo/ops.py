@@ -92,14 +92,40 @@ def convert(x: Value, dtype: torch.dtype) -> Value:
         x = real(x)
         if x.dtype == dtype:
             return x
-    if dtype == torch.bool:
-        return compare(x, constant(0, x.dtype, x.shape), "NE")
+    if _is_float8(dtype):
+        return _to_float8(x, dtype)
+    if _is_float8(x.dtype) and (dtype not in _HALVES or x.dtype == torch.float8_e8m0fnu) and dtype != torch.float32:
+        return convert(convert(x, torch.float32), dtype)
     if dtype.is_complex and not x.dtype.is_complex:
         part = convert(x, _COMPLEX_PART[dtype])
         return complex_(part, full_like(part, 0))
+    if dtype == torch.bool:
+        return compare(x, constant(0, x.dtype, x.shape), "NE")
     if x.dtype.is_floating_point and dtype in (torch.uint8, torch.int8, torch.int16, torch.uint16):
         # Out-of-range floats wrap through a wide integer on the CPU backend of PyTorch; XLA would saturate.
         x = convert(x, torch.int64 if x.dtype == torch.float64 else torch.int32)
+    return current().op("convert", [x], Type(x.shape, dtype))
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _is_float8(dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 1 and dtype.is_floating_point
+
+
+def _to_float8(x: Value, dtype: torch.dtype) -> Value:
+    """PyTorch's conversions (c10's ``Float8_*.h``), which start from float32."""
+    x = convert(x, torch.float32)
+    if dtype == torch.float8_e8m0fnu:  # the exponent, rounded to nearest; 2^-127 for less; the sign is dropped
+        bits = and_(bitcast_convert(x, torch.int32), 0x7FFFFFFF)
+        exponent = shift_right_arithmetic(bits, 23)
+        up = and_(compare(and_(bits, 0x400000), 0, "NE"), compare(bits, 0x400000, "NE"))
+        special = compare(exponent, 0xFF, "EQ")
+        exponent = select(special, exponent, exponent + convert(up, torch.int32))
+        return bitcast_convert(convert(exponent, torch.uint8), dtype)
+    if dtype == torch.float8_e4m3fn:  # saturates, infinities too
+        x = clamp(-448.0, x, 448.0)
     return current().op("convert", [x], Type(x.shape, dtype))
 
 

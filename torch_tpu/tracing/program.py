@@ -213,19 +213,19 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
     values = list(written.values())
     fresh: dict[int, int] = {}  # storage -> output
     keep: list[torch.Tensor] = []
+    owners: dict[int, tuple[int, torch.Tensor]] = {}  # storage -> the argument that has it, and its position
+    for a, argument in call.tensors.values():
+        owners.setdefault(argument.untyped_storage()._cdata, (a.position, argument))
 
     def result(t: torch.Tensor | int | None, aliases: bool) -> Result | int | None:
         if t is None or isinstance(t, int):
             return t
         window = (t.dtype, tuple(t.shape), tuple(t.stride()), int(t.storage_offset()))
         storage = t.untyped_storage()._cdata
-        for a, argument in call.tensors.values():
-            if argument is t and aliases:
-                return Result(-1, a.position, True, *window)
-            if argument.untyped_storage()._cdata == storage and aliases:
-                return Result(-1, a.position, False, *window)
-        borrowed = any(x.untyped_storage()._cdata == storage for _, x in call.tensors.values())
-        if not aliases and (borrowed or t.is_conj() or t.is_neg()):
+        owner = owners.get(storage)
+        if owner is not None and aliases:
+            return Result(-1, owner[0], owner[1] is t, *window)
+        if not aliases and (owner is not None or t.is_conj() or t.is_neg()):
             # The decomposition returned a view, of an argument or a lazy one, where the schema promises a fresh tensor.
             fresh_copy = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
             trace.bind(fresh_copy, trace.read(t))

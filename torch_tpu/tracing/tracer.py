@@ -49,7 +49,9 @@ class ScalarOperand:
         self._trace = trace
 
     def to(self, dtype: torch.dtype) -> Value:
-        """The number as a 0-d value of ``dtype``, converted on the host."""
+        """The number as a 0-d value of ``dtype``, converted on the host; from float32 to one of eight bits on the device."""
+        if dtype.itemsize == 1 and dtype.is_floating_point:
+            return hlo.convert(self.to(torch.float32), dtype)
         return self._trace.operand("scalar", self.index, (), dtype)
 
 
@@ -319,28 +321,20 @@ class Tracer:
                 raise LoweringError(f"{info.name}: PyTorch's meta kernel and the lowering rule disagree: {error}.") from None
 
     def _decompose(self, info: OpInfo, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Traces PyTorch's own definition: of the overload, or of the functional one whose results are then written."""
         args, kwargs = _numbers(args), _numbers(kwargs)
-        target = info.functional
-        keys = torch._C.DispatchKey
-        if decomposition := _decomposition(info.op):
-            return self.run(decomposition, *args, **kwargs)
-        if target is not None and target is not info.op and (decomposition := _decomposition(target)):
-            outs = info.op(*args, **kwargs)
-            results = self.run(decomposition, *_positional(target, bound), **_keywords(target, bound))
-            flat = tree_flatten(results)[0]
-            self._bind_results(info, self._targets(info, bound, outs), [self.read(t) for t in flat])
-            return outs
-        if info.op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
-            return self.run(info.op.decompose, *args, **kwargs)
         if not info.written and info.name.split("::")[1].startswith("empty"):
             return info.op(*args, **kwargs)  # undefined contents
-        if info.op.has_kernel_for_dispatch_key(keys.CompositeExplicitAutograd):
-            return self.run(lambda *a, **k: info.op._op_dk(keys.CompositeExplicitAutograd, *a, **k), *args, **kwargs)
-        if target is not None and target is not info.op and target.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
-            outs = info.op(*args, **kwargs)
-            results = self.run(target.decompose, *_positional(target, bound), **_keywords(target, bound))
-            self._bind_results(info, self._targets(info, bound, outs), [self.read(t) for t in tree_flatten(results)[0]])
-            return outs
+        target = info.functional
+        for definition in (_decomposition, _composite):
+            if body := definition(info.op):
+                return self.run(body, *args, **kwargs)
+            if target is not None and target is not info.op and (body := definition(target)):
+                outs = info.op(*args, **kwargs)
+                results = self.run(body, *_positional(target, bound), **_keywords(target, bound))
+                values = [self.read(t) for t in tree_flatten(results)[0]]
+                self._bind_results(info, self._targets(info, bound, outs), values)
+                return outs
         raise NotImplementedError(missing(info.name))
 
 
@@ -358,11 +352,21 @@ def _changes_view(info: OpInfo) -> bool:
     return torch.Tag.inplace_view in info.op.tags and info.functional is not None and op_info(info.functional).is_view
 
 
+def _composite(op: OpOverload) -> Callable[..., Any] | None:
+    """The C++ kernel that defines the operator by others."""
+    keys = torch._C.DispatchKey
+    if op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
+        return op.decompose
+    if op.has_kernel_for_dispatch_key(keys.CompositeExplicitAutograd):
+        return lambda *args, **kwargs: op._op_dk(keys.CompositeExplicitAutograd, *args, **kwargs)
+    return None
+
+
 def missing(name: str) -> str:
     """The sentence for an operator that has neither a rule nor a decomposition."""
     return (
         f"The operator '{name}' has no lowering rule and no decomposition on tpu. Move its inputs to the CPU for this call, "
-        f"or add a rule (see docs/operators.md)."
+        f"name it in TORCH_TPU_CPU_FALLBACK to have that done, or add a rule (see docs/operators.md)."
     )
 
 

@@ -1,6 +1,7 @@
 #include "eager/call.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/dtypes.h"
 #include "runtime/runtime.h"
@@ -66,13 +67,16 @@ void Call::set_device(c10::DeviceIndex index) {
 }
 
 int32_t Call::slot_of(Cell* cell) {
-  // A call names few storages; the long lists of foreach operators name each once, so the search is bounded.
-  const size_t window = std::min<size_t>(slots.size(), 16);
-  for (size_t i = 0; i < window; ++i)
-    if (slots[i] == cell) return static_cast<int32_t>(i);
-  if (slots.size() > window)
-    for (size_t i = window; i < slots.size(); ++i)
+  constexpr size_t kFew = 16;
+  if (slots.size() < kFew) {
+    for (size_t i = 0; i < slots.size(); ++i)
       if (slots[i] == cell) return static_cast<int32_t>(i);
+  } else {  // the long lists of foreach operators
+    if (slot_index_.empty())
+      for (size_t i = 0; i < slots.size(); ++i) slot_index_.emplace(slots[i], static_cast<int32_t>(i));
+    const auto [known, fresh] = slot_index_.emplace(cell, static_cast<int32_t>(slots.size()));
+    if (!fresh) return known->second;
+  }
   slots.push_back(cell);
   return static_cast<int32_t>(slots.size() - 1);
 }
@@ -169,6 +173,18 @@ void Call::read_static(const c10::IValue& value) {
   }
 }
 
+void Call::read_number_classes() {
+  uint64_t classes = 1;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto value = [&](size_t j) { return numbers[j].isComplex() ? 0.0 : numbers[j].to<double>(); };
+    const double x = value(i);
+    const uint64_t size = x != x ? 0 : x < 0 ? 1 : x == 0 ? 2 : x < 1 ? 3 : x == 1 ? 4 : 5;
+    const uint64_t order = i == 0 ? 0 : value(i - 1) < x ? 1 : value(i - 1) == x ? 2 : 3;
+    classes = classes << 5 | order << 3 | size;
+  }
+  key.push_back(classes);
+}
+
 void Call::read(const std::vector<ArgumentSpec>& specs, const c10::IValue* arguments) {
   for (size_t i = 0; i < specs.size(); ++i) {
     const auto& spec = specs[i];
@@ -205,12 +221,13 @@ void Call::read(const std::vector<ArgumentSpec>& specs, const c10::IValue* argum
         }
         auto list = value.toListRef();
         number_lists.emplace_back();
-        uint64_t kinds = 0;
-        for (const auto& item : list) {
-          number_lists.back().push_back(item.toScalar());
-          kinds = std::max(kinds, scalar_kind(number_lists.back().back()) + 1);
+        key.push_back(kRunTime | list.size() << 8);
+        uint64_t kinds = 0;  // two bits for each number, 32 to a word
+        for (size_t i = 0; i < list.size(); ++i) {
+          number_lists.back().push_back(list[i].toScalar());
+          kinds |= scalar_kind(number_lists.back().back()) << (2 * (i % 32));
+          if (i % 32 == 31 || i + 1 == list.size()) key.push_back(std::exchange(kinds, 0));
         }
-        key.push_back(kRunTime | kinds << 8 | list.size() << 16);
         break;
       }
       case ArgumentSpec::kGenerator:

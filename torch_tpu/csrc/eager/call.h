@@ -5,6 +5,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Scalar.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <optional>
 
@@ -16,7 +17,7 @@ namespace torch_tpu {
 // What the kernel needs to know of a schema argument, read once per operator.
 struct ArgumentSpec {
   enum Kind : uint8_t { kTensor, kTensors, kScalar, kScalars, kFloat, kGenerator, kOther } kind = kOther;
-  bool is_static = false;       // Scalars and floats: part of the program
+  bool is_static = false;       // Scalars, floats, run-time integers: part of the program
   std::optional<c10::IValue> default_value;
 };
 
@@ -32,6 +33,9 @@ class Call {
  public:
   // Throws for tensors on other devices. `arguments` are the top of the stack, in schema order.
   void read(const std::vector<ArgumentSpec>& specs, const c10::IValue* arguments);
+  // Adds to the key the sign of each number, its order to 1 and to the number before: for operators that refuse some numbers.
+  // A number of another kind is another key, so the operator's own check runs when its program is built.
+  void read_number_classes();
 
   Key key;
   c10::SmallVector<TensorRef, 8> tensors;
@@ -46,6 +50,7 @@ class Call {
   void read_number(const c10::IValue& value, const ArgumentSpec& spec);
   void read_static(const c10::IValue& value);
   int32_t slot_of(Cell* cell);
+  ska::flat_hash_map<Cell*, int32_t> slot_index_;  // only for many slots
   void set_device(c10::DeviceIndex index);
 };
 

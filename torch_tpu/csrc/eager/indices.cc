@@ -1,6 +1,7 @@
 #include "eager/indices.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_unsafe_index.h>
 #include <ATen/ops/nonzero.h>
 
 namespace torch_tpu {
@@ -46,6 +47,29 @@ void prepare_indices(torch::jit::Stack* stack, size_t count, size_t which, bool 
     for (int64_t i = 0; i < index.dim(); ++i) out.push_back(positions.select(1, i));
   }
   if (changed) slot = c10::IValue(std::move(out));
+}
+
+bool read_by_mask(torch::jit::Stack* stack) {
+  const auto self = torch::jit::peek(stack, 0, 2).toTensor();
+  const auto list = torch::jit::peek(stack, 1, 2).toListRef();
+  if (list.empty() || !list[0].isTensor() || !list[0].toTensor().defined() || !is_mask(list[0].toTensor())) return false;
+  for (size_t i = 1; i < list.size(); ++i)
+    if (list[i].isTensor() && list[i].toTensor().defined()) return false;
+  const auto mask = list[0].toTensor();
+  if (mask.device() != self.device() || mask.dim() == 0) return false;
+  check_mask(self, mask, 0);
+  const auto positions = at::nonzero(mask);  // a view of rows that go on, out of range: the unsafe read takes any for them
+  const int64_t count = positions.size(0), width = mask.dim();
+  const auto room = static_cast<int64_t>(positions.storage().nbytes() / positions.itemsize()) / width;
+  int64_t bucket = 1;
+  while (bucket < count) bucket *= 2;
+  const auto rows = positions.as_strided({count == 0 ? 0 : std::min(bucket, room), width}, {width, 1}, 0);
+  c10::List<std::optional<at::Tensor>> columns;
+  for (int64_t i = 0; i < width; ++i) columns.push_back(rows.select(1, i));
+  const auto result = at::_unsafe_index(self, columns).narrow(0, 0, count);
+  torch::jit::drop(stack, 2);
+  torch::jit::push(stack, result);
+  return true;
 }
 
 }  // namespace torch_tpu

@@ -55,21 +55,19 @@ Kernel::Kernel(const c10::OperatorHandle& op) : op_(op) {
 
 void Kernel::prepare() {
   // The lock is not held while Python runs: another thread may hold the GIL and wait for it.
-  const OperatorSpec spec = python::operator_spec(name_);
+  OperatorSpec spec = python::operator_spec(name_);
   std::lock_guard<std::mutex> lock(preparing_);
   if (prepared_) return;
-  on_host_ = spec.on_host;
-  allows_overlap_ = spec.allows_overlap;
-  elementwise_ = spec.elementwise;
   for (const auto& argument : op_.schema().arguments()) {
     ArgumentSpec out;
-    out.kind = kind_of(argument);
-    out.is_static = spec.all_static || std::find(spec.static_arguments.begin(), spec.static_arguments.end(), argument.name()) !=
-                                           spec.static_arguments.end();
+    const auto named_in = [&](const std::vector<std::string>& names) { return std::find(names.begin(), names.end(), argument.name()) != names.end(); };
+    out.kind = named_in(spec.run_time_integers) ? ArgumentSpec::kScalar : kind_of(argument);
+    out.is_static = spec.all_static || named_in(spec.static_arguments);
     if (argument.default_value()) out.default_value = *argument.default_value();
     if (out.kind == ArgumentSpec::kTensor && argument.alias_info() && argument.alias_info()->isWrite()) written_.push_back(arguments_.size());
     arguments_.push_back(std::move(out));
   }
+  spec_ = std::move(spec);
   prepared_.store(true, std::memory_order_release);
 }
 
@@ -80,7 +78,7 @@ ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint6
 }
 
 void Kernel::check_internal_overlap(const c10::IValue* arguments) const {
-  if (allows_overlap_) return;
+  if (spec_.allows_overlap) return;
   for (size_t i : written_)
     if (arguments[i].isTensor() && arguments[i].toTensor().defined()) at::assert_no_internal_overlap(arguments[i].toTensor());
 }
@@ -97,14 +95,15 @@ void Kernel::check_partial_overlap(const c10::IValue* arguments) const {
 
 void Kernel::call(torch::jit::Stack* stack) {
   if (C10_UNLIKELY(!prepared_.load(std::memory_order_acquire))) prepare();
-  if (C10_UNLIKELY(on_host_)) return python::run_on_host(name_, op_.schema(), stack);
+  if (C10_UNLIKELY(spec_.composite)) return python::run_composite("torch_tpu.programs.eager", name_, op_.schema(), stack);
   const size_t count = arguments_.size();
   const c10::IValue* arguments = stack->data() + stack->size() - count;
   Call call;
   call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? static_cast<uint64_t>(current_precision()) + 1 : 0);
   call.read(arguments_, arguments);
+  if (C10_UNLIKELY(spec_.checks_numbers)) call.read_number_classes();
   // Only a storage that is named twice can overlap itself.
-  if (C10_UNLIKELY(elementwise_ && call.tensors.size() > call.slots.size())) check_partial_overlap(arguments);
+  if (C10_UNLIKELY(spec_.elementwise && call.tensors.size() > call.slots.size())) check_partial_overlap(arguments);
   const uint64_t hash = hash_key(call.key);
   ProgramPtr program = programs_.find(call.key, hash);
   if (C10_UNLIKELY(!program)) {

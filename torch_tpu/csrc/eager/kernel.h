@@ -8,13 +8,10 @@
 
 namespace torch_tpu {
 
-// What Python says of an operator when it is first called (torch_tpu/programs/eager.py).
+// What Python says of an operator before its first call: torch_tpu/programs/eager.py has the same names, and what they mean.
 struct OperatorSpec {
-  std::vector<std::string> static_arguments;  // Scalars and floats that shape the program
-  bool all_static = false;                    // no rule: decompositions see numbers
-  bool allows_overlap = false;                // may write a tensor whose elements share memory
-  bool elementwise = false;                   // refuses operands that partly overlap a written tensor, as TensorIterator does
-  bool on_host = false;                       // a Python function outside of any program (result sizes that depend on data)
+  std::vector<std::string> static_arguments, run_time_integers;
+  bool all_static = false, checks_numbers = false, allows_overlap = false, elementwise = false, composite = false;
 };
 
 class Kernel final : public c10::OperatorKernel {
@@ -44,7 +41,7 @@ class Kernel final : public c10::OperatorKernel {
   ProgramTable programs_;
   std::atomic<bool> uses_precision_{false};
   std::vector<size_t> written_;  // arguments that are written, lists left out
-  bool allows_overlap_ = false, elementwise_ = false, on_host_ = false;
+  OperatorSpec spec_;
 };
 
 // Runs a program for a call; the results replace the arguments on the stack.

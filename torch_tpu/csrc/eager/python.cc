@@ -1,6 +1,7 @@
 #include "eager/python.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -121,24 +122,26 @@ class Describer {
   size_t positions_ = 0, numbers_ = 0, lists_ = 0;
 };
 
-py::object module_function(const char* name) { return py::module_::import("torch_tpu.programs.eager").attr(name); }
+constexpr const char* kEager = "torch_tpu.programs.eager";
 
 }  // namespace
 
 OperatorSpec operator_spec(const std::string& name) {
   return with_python([&] {
-    auto answer = module_function("operator_spec")(name).cast<py::tuple>();
+    const py::object answer = py::module_::import(kEager).attr("operator_spec")(name);
     OperatorSpec spec;
-    for (auto item : answer[0]) spec.static_arguments.push_back(item.cast<std::string>());
-    spec.all_static = answer[1].cast<bool>();
-    spec.on_host = answer[2].cast<bool>();
-    spec.allows_overlap = answer[3].cast<bool>();
-    spec.elementwise = answer[4].cast<bool>();
+    spec.static_arguments = answer.attr("static").cast<std::vector<std::string>>();
+    spec.run_time_integers = answer.attr("run_time_integers").cast<std::vector<std::string>>();
+    spec.all_static = answer.attr("all_static").cast<bool>();
+    spec.checks_numbers = answer.attr("checks_numbers").cast<bool>();
+    spec.allows_overlap = answer.attr("allows_overlap").cast<bool>();
+    spec.elementwise = answer.attr("elementwise").cast<bool>();
+    spec.composite = answer.attr("composite").cast<bool>();
     return spec;
   });
 }
 
-void run_on_host(const std::string& name, const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+void run_composite(const char* module, const std::string& name, const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   with_python([&] {
     const auto& specs = schema.arguments();
     const size_t first = stack->size() - specs.size();
@@ -152,7 +155,7 @@ void run_on_host(const std::string& name, const c10::FunctionSchema& schema, tor
         positional.append(value);
     }
     torch::jit::drop(*stack, specs.size());
-    py::object results = module_function("host_composite")(name)(*positional, **keywords);
+    py::object results = py::module_::import(module).attr("composite")(name)(*positional, **keywords);
     const auto& returns = schema.returns();
     if (returns.size() == 1) {
       stack->push_back(torch::jit::toIValue(results, returns[0].type()));
@@ -170,7 +173,7 @@ ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& s
     Describer describer(call);
     py::list described;
     for (size_t i = 0; i < specs.size(); ++i) described.append(describer.describe(arguments[i], specs[i]));
-    return module_function("compile_call")(name, described, precision).cast<std::shared_ptr<Program>>();
+    return py::module_::import(kEager).attr("compile_call")(name, described, precision).cast<std::shared_ptr<Program>>();
   });
 }
 

@@ -11,7 +11,7 @@ OperatorSpec operator_spec(const std::string& name);
 ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema, const std::vector<ArgumentSpec>& specs,
                            const Call& call, const c10::IValue* arguments, int precision);
 
-// Calls the operator's Python composite (torch_tpu/lowering/data_dependent.py) on the arguments on the stack.
-void run_on_host(const std::string& name, const c10::FunctionSchema& schema, torch::jit::Stack* stack);
+// Calls the Python function that `module`.composite(name) gives for an operator on the arguments on the stack.
+void run_composite(const char* module, const std::string& name, const c10::FunctionSchema& schema, torch::jit::Stack* stack);
 
 }  // namespace torch_tpu::python

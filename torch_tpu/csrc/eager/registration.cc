@@ -29,6 +29,7 @@ template <bool kExpandMasks>
 class IndexingEntry final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (kExpandMasks && op.schema().arguments().size() == 2 && read_by_mask(stack)) return;
     prepare_indices(stack, op.schema().arguments().size(), 1, kExpandMasks);
     Kernel::of(op).call(stack);
   }
@@ -101,6 +102,7 @@ void register_kernels() {
     aten->impl((name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(), boxed<Entry>());
   }
   rest->fallback(boxed<Fallback>());
+  register_sparse_kernels();
 }
 
 }  // namespace torch_tpu
