@@ -21,9 +21,12 @@ def microseconds(function: Callable[[], object], calls: int = 1000, repeats: int
 
 
 def together(
-    *functions: Callable[[], object], calls: int = 1000, repeats: int = 21, clock: Callable[[], float] = time.perf_counter
+    *functions: Callable[[], object],
+    calls: int = 1000,
+    repeats: int = 21,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """As :func:`microseconds` for several functions, taking turns, so that noise meets all of them; ``clock`` in seconds."""
+    """As :func:`microseconds` for several functions that take turns, so that noise meets all; ``clock`` in seconds."""
     for function in functions:
         for _ in range(calls // 4):
             function()

@@ -24,7 +24,11 @@ module @add {
 def raw_add_us() -> float:
     """Execute-and-destroy of an 8x8 add through the PJRT C API alone."""
     client = _C.PjrtClient(platform.plugin_path(), {})
-    flags = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False, "xla_cpu_enable_fast_min_max": False}
+    flags = {
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_enable_fast_min_max": False,
+    }
     program = client.compile(ADD, flags)
     array = np.ones((8, 8), np.float32)
     program.time([array, array], 2000)

@@ -43,7 +43,12 @@ def first_step_ms(cache: str) -> float:
 def main() -> None:
     pairs = [(seconds_to_import(False), seconds_to_import(True)) for _ in range(7)]
     without, with_ = (statistics.median(side) for side in zip(*pairs, strict=True))
-    row("import torch, autoload against none: seconds more, of 0.25", f"{with_:.2f} / {without:.2f} s", (with_ - without) / 0.25, 1.0)
+    row(
+        "import torch, autoload against none: seconds more, of 0.25",
+        f"{with_:.2f} / {without:.2f} s",
+        (with_ - without) / 0.25,
+        1.0,
+    )
     ratios, shown = [], ""
     for _ in range(3):
         with tempfile.TemporaryDirectory() as cache:

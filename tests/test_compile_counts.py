@@ -1,7 +1,7 @@
 """How many programs a snippet compiles when it is run again with other numbers.
 
-Each row runs its snippet for ``k`` = 0 and 1, then for ``k`` = 2 .. 9, and states how many new programs the second part may
-need: none where only numbers change, one per call or one per power of two where shapes do.
+Each row runs its snippet for ``k`` = 0 and 1, then for ``k`` = 2 .. 9, and states how many new programs the second part
+may need: none where only numbers change, one per call or one per power of two where shapes do.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ ONE_PROGRAM: dict[str, Snippet] = {
     "x[k:k+4] = number": lambda w, k: w.x.__setitem__(slice(k, k + 4), k + 0.5),
     "cache[:, k] = kv": lambda w, k: w.cache.__setitem__((slice(None), k), w.entry),
     "cache[:, k:k+1] = kv": lambda w, k: w.cache.__setitem__((slice(None), slice(k, k + 1)), w.entries),
-    "cache[:, index] = kv": lambda w, k: w.cache.__setitem__(
-        (slice(None), torch.tensor([k], device="tpu")), w.entries
-    ),
+    "cache[:, index] = kv": lambda w, k: w.cache.__setitem__((slice(None), torch.tensor([k], device="tpu")), w.entries),
     "cache.index_copy_": lambda w, k: w.cache.index_copy_(1, torch.tensor([k], device="tpu"), w.entries),
     # gradients of views
     "grad of x[k]": lambda w, k: w.gradient(w.leaf[k]),

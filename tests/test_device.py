@@ -115,7 +115,10 @@ def test_moving_keeps_strides_and_changes_dtype_as_cpu_does() -> None:
     y = x.to("tpu", torch.int32)
     assert y.dtype == torch.int32 and torch.equal(y.cpu(), x.int())
     image = torch.rand(2, 3, 4, 5)
-    assert image.to("tpu", memory_format=torch.channels_last).stride() == image.to(memory_format=torch.channels_last).stride()
+    assert (
+        image.to("tpu", memory_format=torch.channels_last).stride()
+        == image.to(memory_format=torch.channels_last).stride()
+    )
 
 
 def test_modules_move_both_ways() -> None:
@@ -221,7 +224,8 @@ def test_several_devices_in_one_process() -> None:
         try:
             x + y
         except RuntimeError as error:
-            assert "Expected all tensors to be on the same device" in str(error) and "tpu:1" in str(error) and "tpu:0" in str(error)
+            assert "Expected all tensors to be on the same device" in str(error) and "tpu:1" in str(error) and "tpu:0"
+            in str(error)
         else:
             raise AssertionError("tensors of two devices were added")
 

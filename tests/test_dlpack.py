@@ -18,7 +18,9 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
-@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t(), lambda x: x[:2, ::3], lambda x: x.view(-1), lambda x: x.view(torch.int32)])
+@pytest.mark.parametrize(
+    "view", [lambda x: x, lambda x: x.t(), lambda x: x[:2, ::3], lambda x: x.view(-1), lambda x: x.view(torch.int32)]
+)
 def test_a_round_trip_shares_memory(exchange: Callable, view: Callable) -> None:
     x = torch.arange(24.0, device="tpu").view(4, 6)
     source = view(x)
@@ -40,7 +42,10 @@ def test_a_received_tensor_outlives_its_source(exchange: Callable) -> None:
     assert (received * 2).tolist() == [0, 2, 4]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.uint8, torch.bool, torch.complex64],
+)
 def test_every_dtype_of_dlpack_passes(dtype: torch.dtype) -> None:
     x = torch.tensor([0, 1, 1], device="tpu").to(dtype)
     assert torch.equal(torch.from_dlpack(x).cpu(), x.cpu())
@@ -85,7 +90,12 @@ def test_numpy_cannot_take_device_memory() -> None:
 
 def test_host_arrays_arrive_by_copy() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    for x in (torch.from_numpy(array).tpu(), torch.as_tensor(array, device="tpu"), torch.from_dlpack(array).tpu(), torch.tensor(array, device="tpu")):
+    for x in (
+        torch.from_numpy(array).tpu(),
+        torch.as_tensor(array, device="tpu"),
+        torch.from_dlpack(array).tpu(),
+        torch.tensor(array, device="tpu"),
+    ):
         x.add_(1)
         assert x.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert array.tolist() == [[0, 1, 2], [3, 4, 5]]

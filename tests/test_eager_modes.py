@@ -150,7 +150,10 @@ def test_a_block_is_left_by_an_exception_too() -> None:
 def test_fused_mode_is_refused_in_a_sentence() -> None:
     with pytest.raises(NotImplementedError, match="DEFER_AND_FUSE is not available yet"):
         torch.tpu.eager_mode = FUSED
-    with pytest.raises(NotImplementedError, match="DEFER_AND_FUSE is not available yet"), torch.tpu.set_eager_mode(FUSED):
+    with (
+        pytest.raises(NotImplementedError, match="DEFER_AND_FUSE is not available yet"),
+        torch.tpu.set_eager_mode(FUSED),
+    ):
         raise AssertionError("the block ran")
     assert torch.tpu.eager_mode is STRICT
 

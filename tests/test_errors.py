@@ -50,7 +50,9 @@ SHAPES: dict[str, Callable[[str], object]] = {
     "cross_entropy": lambda d: F.cross_entropy(ones(2, 3, device=d), zeros(3, dtype=torch.int64, device=d)),
     "max_pool2d": lambda d: F.max_pool2d(ones(1, 1, 2, 2, device=d), 5),
     "roll": lambda d: torch.roll(ones(2, 3, device=d), (1, 2), (0,)),
-    "out= of another shape that cannot be resized": lambda d: torch.add(ones(2, device=d), 1, out=ones(3, device=d).expand(2, 3)),
+    "out= of another shape that cannot be resized": lambda d: torch.add(
+        ones(2, device=d), 1, out=ones(3, device=d).expand(2, 3)
+    ),
     "dot": lambda d: torch.dot(ones(2, device=d), ones(3, device=d)),
     "negative size": lambda d: torch.empty(-1, device=d),
     "repeat": lambda d: ones(2, 3, device=d).repeat(2),
@@ -82,8 +84,12 @@ DTYPES: dict[str, Callable[[str], object]] = {
     "embedding of floats": lambda d: F.embedding(ones(2, device=d), ones(2, 2, device=d)),
     "index_select with floats": lambda d: ones(2, device=d).index_select(0, ones(1, device=d)),
     "masked_fill with a float mask": lambda d: ones(2, device=d).masked_fill(ones(2, device=d), 0),
-    "index_put of another dtype": lambda d: ones(2, device=d).index_put_((zeros(1, dtype=torch.int64, device=d),), ones(1, dtype=torch.float64, device=d)),
-    "scatter of another dtype": lambda d: ones(2, device=d).scatter_(0, zeros(1, dtype=torch.int64, device=d), ones(1, dtype=torch.float64, device=d)),
+    "index_put of another dtype": lambda d: ones(2, device=d).index_put_(
+        (zeros(1, dtype=torch.int64, device=d),), ones(1, dtype=torch.float64, device=d)
+    ),
+    "scatter of another dtype": lambda d: ones(2, device=d).scatter_(
+        0, zeros(1, dtype=torch.int64, device=d), ones(1, dtype=torch.float64, device=d)
+    ),
     "view_as_complex of integers": lambda d: torch.view_as_complex(ones(2, 2, dtype=torch.int64, device=d)),
     "nll_loss with float targets": lambda d: F.nll_loss(ones(2, 3, device=d), ones(2, device=d)),
     "arange without bounds": lambda d: torch.arange(0, float("inf"), device=d),
@@ -99,7 +105,8 @@ DTYPES: dict[str, Callable[[str], object]] = {
     "binary_cross_entropy targets": lambda d: F.binary_cross_entropy_with_logits(ones(2, device=d), ones(3, device=d)),
 }
 
-#: Calls whose CPU error comes from a CPU kernel alone: PyTorch's shared checks, which every other device relies on, let them pass.
+#: Calls whose CPU error comes from a CPU kernel alone: PyTorch's shared checks, which every other device relies on, let
+#: them pass.
 KNOWN: dict[str, str] = {}
 
 

@@ -79,7 +79,12 @@ def test_the_accelerator_interface_reports_the_same_numbers() -> None:
 def test_statistics_count_allocations_and_frees() -> None:
     def counters() -> tuple[int, int, int, int]:
         stats = torch.tpu.memory_stats()
-        names = ("allocation.all.allocated", "allocation.all.freed", "allocated_bytes.all.allocated", "allocated_bytes.all.freed")
+        names = (
+            "allocation.all.allocated",
+            "allocation.all.freed",
+            "allocated_bytes.all.allocated",
+            "allocated_bytes.all.freed",
+        )
         return tuple(stats[name] for name in names)  # type: ignore[return-value]
 
     gc.collect()

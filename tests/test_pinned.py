@@ -50,7 +50,11 @@ def test_freed_memory_is_no_longer_pinned() -> None:
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_copies_to_the_device_arrive(pinned: bool, non_blocking: bool) -> None:
-    for make in (lambda: torch.arange(1 << 16, dtype=torch.float32), lambda: torch.arange(12.0).view(3, 4).t(), lambda: torch.arange(6)):
+    for make in (
+        lambda: torch.arange(1 << 16, dtype=torch.float32),
+        lambda: torch.arange(12.0).view(3, 4).t(),
+        lambda: torch.arange(6),
+    ):
         x = make().pin_memory() if pinned else make()
         y = x.to("tpu", non_blocking=non_blocking)
         z = torch.empty_like(x, device="tpu").copy_(x, non_blocking=non_blocking)

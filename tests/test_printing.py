@@ -34,7 +34,9 @@ def test_the_text_is_cpus_plus_the_device(name: str) -> None:
     assert squeezed == "".join(repr(x).split())
 
 
-@pytest.mark.parametrize("view", [lambda x: x.t(), lambda x: x[1:, ::2], lambda x: x[0].expand(3, 3), lambda x: x.view(-1)])
+@pytest.mark.parametrize(
+    "view", [lambda x: x.t(), lambda x: x[1:, ::2], lambda x: x[0].expand(3, 3), lambda x: x.view(-1)]
+)
 def test_views_print(view) -> None:
     x = torch.arange(9.0).view(3, 3)
     assert "".join(repr(view(x.tpu())).replace(", device='tpu:0'", "").split()) == "".join(repr(view(x)).split())
@@ -44,7 +46,9 @@ def test_gradients_and_parameters_show() -> None:
     x = torch.ones(2, device="tpu", requires_grad=True)
     assert repr(x) == "tensor([1., 1.], device='tpu:0', requires_grad=True)"
     assert repr(x * 2) == "tensor([2., 2.], device='tpu:0', grad_fn=<MulBackward0>)"
-    assert repr(nn.Parameter(x.detach())) == "Parameter containing:\ntensor([1., 1.], device='tpu:0', requires_grad=True)"
+    assert (
+        repr(nn.Parameter(x.detach())) == "Parameter containing:\ntensor([1., 1.], device='tpu:0', requires_grad=True)"
+    )
 
 
 def test_print_options_apply() -> None:

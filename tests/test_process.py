@@ -1,4 +1,4 @@
-"""The device and the process: forks, workers, threads, the end of the interpreter, and programs that never name the device."""
+"""The device and the process: forks, workers, threads, the interpreter's end, programs that never name the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from tests.support import python
 
 
-# ---- forks and workers --------------------------------------------------------------------------------------------------------
+# ---- forks and workers ----------------------------------------------------------------------------------------------
 def in_child(work: Callable[[], Any]) -> tuple[str, str]:
     """What ``work`` did in a forked child: ("value", repr) or ("raised", message)."""
     read, write = os.pipe()
@@ -134,7 +134,7 @@ def test_device_tensors_cannot_be_sent_to_another_process_by_reference() -> None
         reduce_tensor(torch.ones(2, device="tpu"))
 
 
-# ---- threads --------------------------------------------------------------------------------------------------------------------
+# ---- threads --------------------------------------------------------------------------------------------------------
 def run_in_threads(work: Callable[[int], None], count: int) -> None:
     errors: list[BaseException] = []
 
@@ -217,7 +217,7 @@ def test_python_runs_while_the_device_works() -> None:
     assert ticks > 3
 
 
-# ---- the end of the interpreter ------------------------------------------------------------------------------------------------
+# ---- the end of the interpreter -------------------------------------------------------------------------------------
 ENDINGS = {
     "live tensors": "import torch; x = torch.ones(1000, device='tpu'); y = x + 1; z = x.clone().view(10, 100).t()",
     "work in flight": "import torch; x = torch.ones(1024, 1024, device='tpu')\nfor _ in range(10): y = x @ x",
@@ -268,7 +268,7 @@ def test_the_interpreter_ends_cleanly_after_a_bad_index_that_nobody_saw() -> Non
     assert "index out of range in aten::index.Tensor" in done.stderr
 
 
-# ---- programs that never name the device -----------------------------------------------------------------------------------------
+# ---- programs that never name the device ----------------------------------------------------------------------------
 def test_a_program_that_never_names_the_device_loads_no_plugin() -> None:
     python("""
         import sys, time, torch
@@ -302,8 +302,8 @@ def test_importing_adds_little_to_importing_torch() -> None:
         start = time.perf_counter(); import torch; whole = time.perf_counter() - start
         import sys
         assert "torch_tpu" in sys.modules
-        heavy = [m for m in ("torch._dynamo", "torch._inductor", "jax", "transformers", "torch_tpu.lowering.pointwise") if m in sys.modules]
-        assert not heavy, heavy
+        heavy = [m for m in ("torch._dynamo", "torch._inductor", "jax", "transformers", "torch_tpu.lowering.pointwise")
+        if m in sys.modules] assert not heavy, heavy
     """
     done = python(code)
     assert done.stderr == "" and done.stdout == "", "import is silent"

@@ -29,7 +29,17 @@ def model() -> nn.Module:
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn],
+    [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int8,
+        torch.bool,
+        torch.complex64,
+        torch.float8_e4m3fn,
+    ],
 )
 def test_tensors_of_every_dtype_come_back(dtype: torch.dtype) -> None:
     x = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.5, 1.0]]).to(dtype)
@@ -81,7 +91,10 @@ def test_memory_mapped_and_old_format_files_load(tmp_path: Path) -> None:
     torch.save(x, tmp_path / "x.pt")
     torch.save(x.tpu(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     assert torch.load(tmp_path / "x.pt", mmap=True, map_location="tpu").tolist() == x.tolist()
-    assert torch.load(tmp_path / "old.pt").is_tpu and torch.load(tmp_path / "old.pt", map_location="cpu").tolist() == x.tolist()
+    assert (
+        torch.load(tmp_path / "old.pt").is_tpu
+        and torch.load(tmp_path / "old.pt", map_location="cpu").tolist() == x.tolist()
+    )
 
 
 def test_a_file_of_a_missing_device_says_so() -> None:
@@ -132,7 +145,9 @@ def test_training_resumes_on_either_device(optimizer: type[torch.optim.Optimizer
         resumed = optimizer(second.parameters(), lr=0.5, **options)
         second.load_state_dict(checkpoint["net"])
         resumed.load_state_dict(checkpoint["opt"])
-        assert {v.device.type for s in resumed.state.values() for k, v in s.items() if k != "step" and v is not None} == {target}
+        assert {
+            v.device.type for s in resumed.state.values() for k, v in s.items() if k != "step" and v is not None
+        } == {target}
         steps(first, opt, "tpu", 3)
         steps(second, resumed, target, 3)
     finally:
@@ -160,9 +175,13 @@ def test_modules_copy_deeply() -> None:
     assert twin[0].weight.is_leaf and twin[0].weight.requires_grad
 
 
-@pytest.mark.parametrize("value", [torch.arange(4.0), torch.ones(2, 3).t(), nn.Parameter(torch.ones(2)), torch.tensor(3), torch.empty(0)])
+@pytest.mark.parametrize(
+    "value", [torch.arange(4.0), torch.ones(2, 3).t(), nn.Parameter(torch.ones(2)), torch.tensor(3), torch.empty(0)]
+)
 def test_tensors_pickle(value: torch.Tensor) -> None:
-    loaded = pickle.loads(pickle.dumps(value.tpu() if not isinstance(value, nn.Parameter) else nn.Parameter(value.data.tpu())))
+    loaded = pickle.loads(
+        pickle.dumps(value.tpu() if not isinstance(value, nn.Parameter) else nn.Parameter(value.data.tpu()))
+    )
     assert type(loaded) is type(value) and loaded.requires_grad == value.requires_grad
     assert_same(loaded, value)
 

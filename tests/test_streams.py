@@ -29,7 +29,9 @@ def compiled() -> None:
 def test_every_stream_is_the_devices_stream() -> None:
     stream = torch.tpu.current_stream()
     assert isinstance(stream, torch.Stream)
-    assert stream == torch.tpu.default_stream() == torch.accelerator.current_stream() == torch.tpu.current_stream("tpu:0")
+    assert (
+        stream == torch.tpu.default_stream() == torch.accelerator.current_stream() == torch.tpu.current_stream("tpu:0")
+    )
     assert stream.device == torch.device("tpu", 0)
     for made in (torch.Stream("tpu"), torch.Stream(device="tpu:0"), torch.tpu.Stream(), torch.tpu.Stream(priority=-1)):
         assert made == stream and hash(made) == hash(stream)

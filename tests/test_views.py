@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.support import assert_same, outcome
 
 EXAMPLES = int(os.environ.get("TORCH_TPU_VIEW_EXAMPLES", "40"))
 
 
-# ---- random programs ------------------------------------------------------------------------------------------------------
+# ---- random programs ------------------------------------------------------------------------------------------------
 @dataclass
 class Alias:
     """One tensor on both devices."""
@@ -131,7 +132,9 @@ class Programs:
             return "masked_fill_", lambda a, side: getattr(a, side).masked_fill_(getattr(a, side) > 1, value)
         if kind == "add_other":
             other = aliases[self.integer(0, len(aliases) - 1)]
-            dense = x.is_contiguous() and other.cpu.is_contiguous()  # else PyTorch does not look, and the result is undefined
+            dense = (
+                x.is_contiguous() and other.cpu.is_contiguous()
+            )  # else PyTorch does not look, and the result is undefined
             if overlap_partly(x, other.cpu) and not dense:
                 return None
             return "add_(alias)", lambda a, side: getattr(a, side).add_(getattr(other, side))
@@ -148,7 +151,9 @@ BASES = {
 
 def compare(aliases: list[Alias], log: list[str]) -> None:
     for alias in aliases:
-        assert alias.tpu.stride() == alias.cpu.stride() and alias.tpu.storage_offset() == alias.cpu.storage_offset(), log
+        assert alias.tpu.stride() == alias.cpu.stride() and alias.tpu.storage_offset() == alias.cpu.storage_offset(), (
+            log
+        )
         assert bits(alias.tpu.cpu()) == bits(alias.cpu), (log, alias)
 
 
@@ -159,17 +164,26 @@ def bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:
 
 def reads_what_it_writes(x: torch.Tensor) -> bool:
     """True if elements of ``x`` share memory: where PyTorch does not refuse to write them, the result is undefined."""
-    positions = torch.arange(x.untyped_storage().nbytes() // x.itemsize).as_strided(x.shape, x.stride(), x.storage_offset())
+    positions = torch.arange(x.untyped_storage().nbytes() // x.itemsize).as_strided(
+        x.shape, x.stride(), x.storage_offset()
+    )
     return positions.unique().numel() < positions.numel()
 
 
 def overlap_partly(x: torch.Tensor, y: torch.Tensor) -> bool:
     """True if an element of ``x`` has memory that another element of ``y`` has too."""
-    same = x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset() and x.dtype == y.dtype
+    same = (
+        x.shape == y.shape
+        and x.stride() == y.stride()
+        and x.storage_offset() == y.storage_offset()
+        and x.dtype == y.dtype
+    )
     return not same and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 @given(base=st.sampled_from(sorted(BASES)), data=st.data())
 def test_random_programs_of_views_and_writes_agree_with_cpu(base: str, data: st.DataObject) -> None:
     programs, log = Programs(data), [base]
@@ -198,7 +212,7 @@ def test_random_programs_of_views_and_writes_agree_with_cpu(base: str, data: st.
         compare(aliases, log)
 
 
-# ---- one promise each -----------------------------------------------------------------------------------------------------
+# ---- one promise each -----------------------------------------------------------------------------------------------
 def both(program: Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]) -> tuple[Any, Any]:
     """The program's result on the device and on the CPU."""
     return program(lambda t: t.clone().tpu()), program(lambda t: t.clone())
@@ -241,7 +255,9 @@ def test_a_view_has_cpus_geometry_and_values(name: str) -> None:
     assert_same(actual + actual, expected + expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [n for n in READS if "stride 0" not in n and n not in ("expand", "overlapping as_strided", "unfold")])
+@pytest.mark.parametrize(
+    "name", [n for n in READS if "stride 0" not in n and n not in ("expand", "overlapping as_strided", "unfold")]
+)
 def test_a_write_to_a_view_is_seen_by_the_base(name: str) -> None:
     def program(move: Callable) -> torch.Tensor:
         x = move(MATRIX)
@@ -288,13 +304,31 @@ def test_a_write_through_overlapping_memory_does_what_cpu_does(write: Callable) 
 
 def test_every_alias_sees_every_write() -> None:
     x = torch.zeros(2, 3, 4, device="tpu")
-    aliases = [x.view(-1), x.permute(2, 0, 1), x[1], x[:, :, 1:3], x.detach(), x.data, x.view(torch.int32), x.as_strided((4,), (7,))]
+    aliases = [
+        x.view(-1),
+        x.permute(2, 0, 1),
+        x[1],
+        x[:, :, 1:3],
+        x.detach(),
+        x.data,
+        x.view(torch.int32),
+        x.as_strided((4,), (7,)),
+    ]
     x[1, 2, 3] = 5
     aliases[0][0] = 1
     aliases[1].add_(1)
     aliases[3].mul_(2)
     host = x.cpu()
-    expected = [host.view(-1), host.permute(2, 0, 1), host[1], host[:, :, 1:3], host, host, host.view(torch.int32), host.as_strided((4,), (7,))]
+    expected = [
+        host.view(-1),
+        host.permute(2, 0, 1),
+        host[1],
+        host[:, :, 1:3],
+        host,
+        host,
+        host.view(torch.int32),
+        host.as_strided((4,), (7,)),
+    ]
     for alias, want in zip(aliases, expected, strict=True):
         assert torch.equal(alias.cpu(), want)
     assert host[1, 2, 3] == 6 and host[0, 0, 0] == 2 and host[0, 0, 1] == 2

@@ -1,8 +1,8 @@
 """DLPack for device tensors, between holders of ``tpu`` memory in this process.
 
-``Tensor.__dlpack_device__`` of PyTorch 2.13 compares the device type with the literal ``"privateuse1"``, which no renamed backend
-has (pytorch/pytorch#195815). And ATen exports the address of the first element, while a device storage has one address, that of
-its cell: a view with an offset has no address of its own to export.
+``Tensor.__dlpack_device__`` of PyTorch 2.13 compares the device type with the literal ``"privateuse1"``, which no
+renamed backend has (pytorch/pytorch#195815). And ATen exports the address of the first element, while a device storage
+has one address, that of its cell: a view with an offset has no address of its own to export.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def _dlpack_device(self: torch.Tensor) -> tuple[Any, int]:
 def _check(tensor: torch.Tensor) -> None:
     if tensor.device.type == "tpu" and tensor.storage_offset() != 0:
         raise BufferError(
-            f"DLPack cannot share a tpu view that starts inside its storage (storage offset {tensor.storage_offset()}): device "
+            f"DLPack cannot share a tpu view that starts inside its storage (storage offset "
+            f"{tensor.storage_offset()}): device "
             f"memory has no addresses. Export the tensor that it is a view of, or a clone()."
         )
 
@@ -45,4 +46,4 @@ def install() -> None:
     """Puts the functions in the place of PyTorch's, which still do the work."""
     torch.Tensor.__dlpack_device__ = _dlpack_device  # type: ignore[method-assign]
     torch.Tensor.__dlpack__ = _dlpack  # type: ignore[method-assign]
-    torch.to_dlpack = torch.utils.dlpack.to_dlpack = _to_dlpack  # type: ignore[attr-defined]
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = _to_dlpack  # type: ignore[assignment]

@@ -118,7 +118,8 @@ def plugin_path(platform: str | None = None) -> str:
         )
     if not Path(platform).is_file():
         raise RuntimeError(
-            f"TORCH_TPU_PLATFORM is {platform!r}: it must be 'cpu', 'tpu', or the path of a PJRT plugin, and there is no "
+            f"TORCH_TPU_PLATFORM is {platform!r}: it must be 'cpu', 'tpu', or the path of a PJRT plugin, and there "
+            f"is no "
             f"such file."
         )
     return platform

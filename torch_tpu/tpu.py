@@ -221,7 +221,8 @@ class _OfTheDevice(type):
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.__base__) and instance.device.type == "tpu"
+        generic: Any = cls.__base__
+        return isinstance(instance, generic) and instance.device.type == "tpu"
 
 
 class Stream(torch.Stream, metaclass=_OfTheDevice):

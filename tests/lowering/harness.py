@@ -77,10 +77,10 @@ class Call:
             return HostScalar(len(self.numbers) - 1, torch.tensor(value).dtype, True, value)
         is_default = argument.default_value is not None and value == argument.default_value
         scalar = kind in ("number", "float", "Optional[number]", "Optional[float]") or argument.name in self.runtime
-        if number and scalar and self.static is not None:
-            if argument.name not in self.static and not is_default:
-                self.numbers.append(value)
-                return NumberArgument(len(self.numbers) - 1, value)
+        is_operand = self.static is not None and argument.name not in self.static and not is_default
+        if number and scalar and is_operand:
+            self.numbers.append(value)
+            return NumberArgument(len(self.numbers) - 1, value)
         if kind == "List[number]" and self.static is not None and argument.name not in self.static:
             self.lists.append(list(value))
             return NumbersArgument(len(self.lists) - 1, list(value))
@@ -104,8 +104,17 @@ class Call:
         self.lazy_bits.append((conjugate, negative))
         i = len(self.bases) - 1
         return TensorArgument(
-            i, i, t.dtype, sizes, strides, t.storage_offset(), fits, t.untyped_storage().nbytes(), Type(shape, t.dtype),
-            conjugate, negative,
+            i,
+            i,
+            t.dtype,
+            sizes,
+            strides,
+            t.storage_offset(),
+            fits,
+            t.untyped_storage().nbytes(),
+            Type(shape, t.dtype),
+            conjugate,
+            negative,
         )
 
 
@@ -114,7 +123,9 @@ def _compiled(text: str) -> Any:
     return client().compile(text, FLAGS)
 
 
-def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: str = "highest", **kwargs: Any) -> tuple[Any, Plan, list]:
+def run(
+    op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: str = "highest", **kwargs: Any
+) -> tuple[Any, Plan, list]:
     """Runs ``op``; returns (results as CPU tensors, the plan, all program outputs)."""
     call = Call(op, args, kwargs)
     name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
@@ -150,8 +161,12 @@ def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: s
             source = outputs[r.output]
         if math.prod(r.sizes) == 0:
             return torch.empty_strided(r.sizes, r.strides, dtype=r.dtype)
-        t = torch.as_strided(source.reshape(-1).view(r.dtype) if source.dtype != r.dtype else source.reshape(-1),
-                             r.sizes, r.strides, r.offset)
+        t = torch.as_strided(
+            source.reshape(-1).view(r.dtype) if source.dtype != r.dtype else source.reshape(-1),
+            r.sizes,
+            r.strides,
+            r.offset,
+        )
         conjugate, negative = call.lazy_bits[r.position] if r.output < 0 else (False, False)
         t = t.conj() if conjugate else t
         return torch._neg_view(t) if negative else t
@@ -159,11 +174,24 @@ def run(op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: s
     return [result(r) for r in plan.results], plan, outputs
 
 
-def check(op: OpOverload, *args: Any, rtol: float | None = None, atol: float | None = None, strides: bool = True, **kwargs: Any) -> Plan:
+def check(
+    op: OpOverload,
+    *args: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    strides: bool = True,
+    **kwargs: Any,
+) -> Plan:
     """Asserts that the program gives CPU PyTorch's values, dtypes, shapes and strides; returns the plan."""
-    expected = op(*tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) and op_info(op).written else t, args), **kwargs)
+    expected = op(
+        *tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) and op_info(op).written else t, args), **kwargs
+    )
     got, plan, _ = run(op, *args, **kwargs)
     returns = op._schema.returns
-    expected = list(expected) if len(returns) > 1 else [list(expected) if isinstance(expected, tuple) else expected][: len(returns)]
+    expected = (
+        list(expected)
+        if len(returns) > 1
+        else [list(expected) if isinstance(expected, tuple) else expected][: len(returns)]
+    )
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True, check_stride=strides)
     return plan

@@ -43,7 +43,7 @@ def test_out(op: Any, args: tuple[Any, ...]) -> None:
     check(op, *args, out=torch.empty(op(*args, out=torch.empty(0)).shape))
 
 
-# ---- ranges ----------------------------------------------------------------------------------------------------------
+# ---- ranges ---------------------------------------------------------------------------------------------------------
 RANGES = [
     (0, 10, 1), (5, -5, -2), (0, 1, 0.1), (-1.5, 2.5, 0.5), (3, 3, 1), (0, 2000, 7), (1, 0, -0.3),
     (2**40, 2**40 + 5, 2), (16777216, 16777222, 1),
@@ -90,7 +90,7 @@ def test_logspace(base: float, dtype: torch.dtype) -> None:
         check(aten.logspace.Tensor_Tensor, torch.tensor(-1.0), torch.tensor(2.0), 4, base, dtype=dtype)
 
 
-# ---- triangles, windows ----------------------------------------------------------------------------------------------
+# ---- triangles, windows ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("offset", [-7, -2, 0, 1, 3, 9])
 @pytest.mark.parametrize("rows, columns", [(3, 3), (2, 5), (5, 2), (1, 1), (0, 3), (4, 0)])
 def test_triangle_indices(rows: int, columns: int, offset: int) -> None:

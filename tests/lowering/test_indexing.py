@@ -44,7 +44,7 @@ def reported(op: Any, *args: Any, **kwargs: Any) -> bool:
     return flags == [7]
 
 
-# ---- index -----------------------------------------------------------------------------------------------------------
+# ---- index ----------------------------------------------------------------------------------------------------------
 V, M = i64([2, 0, -1]), i64([[1, 0], [-2, 1]])
 INDICES = {
     "first": [V],
@@ -81,7 +81,7 @@ def test_index_empty(shape: tuple[int, ...]) -> None:
     check(aten.index.Tensor, torch.zeros(shape), [none] if shape[0] == 0 else [i64([0, 1])])
 
 
-# ---- index_put -------------------------------------------------------------------------------------------------------
+# ---- index_put ------------------------------------------------------------------------------------------------------
 UNIQUE = {
     "first": ([i64([2, 0, -2])], (3, 4, 5)),
     "second, one row": ([None, i64([2, 0])], (5,)),
@@ -150,7 +150,7 @@ def test_half_sums_round_once() -> None:
     assert got[0].item() == 4096
 
 
-# ---- along a dimension -----------------------------------------------------------------------------------------------
+# ---- along a dimension ----------------------------------------------------------------------------------------------
 ALONG = {  # index, dim: into shape (3, 4, 5)
     "full": (torch.arange(60).reshape(3, 4, 5) * 7 % 4, 1),
     "smaller": (i64([[[0, 3], [2, 2]]]), -1),
@@ -231,7 +231,7 @@ def test_flat(dtype: torch.dtype) -> None:
     check(aten.put_.default, x.t(), i64([1, 1, 2]), make(dtype, 3), True, **HALF_TOLERANCE.get(dtype, {}))
 
 
-# ---- masks -----------------------------------------------------------------------------------------------------------
+# ---- masks ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", [(3, 4), (4,), (2, 3, 4), ()], ids=str)
 def test_masked_scatter(shape: tuple[int, ...]) -> None:
     x, m = make(torch.float32, 3, 4), mask(*shape)
@@ -249,7 +249,7 @@ def test_masked_scatter_backward() -> None:
     assert torch.equal(got, want.reshape(5, 3))
 
 
-# ---- out of range ----------------------------------------------------------------------------------------------------
+# ---- out of range ---------------------------------------------------------------------------------------------------
 X = make(torch.float32, 3, 4)
 OUT_OF_RANGE = {  # operator, arguments with {} for the index; in range; out of range
     "index": (aten.index.Tensor, lambda i: (X, [i]), [-3, 2], [3, -4, 2**40]),
@@ -284,7 +284,7 @@ def test_masks_and_values_that_do_not_match_are_reported() -> None:
     assert reported(aten.masked_scatter.default, X, torch.ones(3, 4, dtype=torch.bool), torch.ones(11))
 
 
-# ---- embedding -------------------------------------------------------------------------------------------------------
+# ---- embedding ------------------------------------------------------------------------------------------------------
 WORDS = i64([[1, 2, 2], [2, 0, 6]])
 
 
@@ -338,7 +338,7 @@ def test_embedding_bag(mode: int, last: bool, padding: int, weighted: bool) -> N
         torch.testing.assert_close(back[0], weights.grad)
 
 
-# ---- sizes that depend on data ---------------------------------------------------------------------------------------
+# ---- sizes that depend on data --------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def padded_on_cpu() -> Iterator[None]:
     """The padded operators on CPU tensors run their programs: the composites can be compared without the device."""

@@ -34,7 +34,7 @@ def agrees(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> None:
             torch.testing.assert_close(g.to(e.dtype), e, equal_nan=True, **tolerance(dtype))
 
 
-# ---- normalisation ---------------------------------------------------------------------------------------------------
+# ---- normalisation --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("shape", [(6, 4), (3, 4, 5), (2, 4, 3, 5)])
@@ -129,7 +129,7 @@ def test_group_norm(dtype: torch.dtype) -> None:
             agrees(aten.native_group_norm_backward.default, grad, x, mean, rstd, w, 2, 6, 15, 3, mask)
 
 
-# ---- softmax ---------------------------------------------------------------------------------------------------------
+# ---- softmax --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("dim", [0, -1])
 def test_softmax(dtype: torch.dtype, dim: int) -> None:
@@ -165,7 +165,7 @@ def test_masked_softmax(mask_type: int) -> None:
         check(aten._masked_softmax_backward.default, torch.randn_like(x), output, mask, 3)
 
 
-# ---- negative log-likelihood -----------------------------------------------------------------------------------------
+# ---- negative log-likelihood ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -207,7 +207,7 @@ def test_nll_loss_flags_a_target_out_of_range(target: int) -> None:
     assert flag(4, -100) == 0
 
 
-# ---- other losses ----------------------------------------------------------------------------------------------------
+# ---- other losses ---------------------------------------------------------------------------------------------------
 POINTWISE: list[tuple[str, tuple[Any, ...], str | None]] = [
     ("mse_loss", (), "mse_loss_backward"),
     ("smooth_l1_loss", (0.7,), "smooth_l1_loss_backward"),
@@ -273,7 +273,7 @@ def test_margin_losses(reduction: int) -> None:
         agrees(aten.multilabel_margin_loss_backward.default, grad, x_, labels_, reduction, is_target)
 
 
-# ---- CTC -------------------------------------------------------------------------------------------------------------
+# ---- CTC ------------------------------------------------------------------------------------------------------------
 LENGTHS = {
     "full": ([12, 12, 12], [4, 4, 4]),
     "ragged": ([12, 9, 7], [4, 3, 1]),

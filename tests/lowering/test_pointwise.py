@@ -79,7 +79,7 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
     return HALF if dtype in (BF16, F16) else {"rtol": 2e-6, "atol": 1e-5} if dtype == F32 else {}
 
 
-# ---- unary -----------------------------------------------------------------------------------------------------------
+# ---- unary ----------------------------------------------------------------------------------------------------------
 UNARY = words(
     """
         abs acos acosh angle asin asinh atan atanh celu ceil cos cosh deg2rad digamma elu erf erfc erfinv exp
@@ -178,7 +178,7 @@ def test_polygamma_and_mvlgamma() -> None:
     check(torch.ops.aten.mvlgamma.default, x[-2:].float(), 2)
 
 
-# ---- binary ----------------------------------------------------------------------------------------------------------
+# ---- binary ---------------------------------------------------------------------------------------------------------
 BINARY = words(
     """
         add.Tensor sub.Tensor rsub.Tensor mul.Tensor div.Tensor atan2 copysign.Tensor eq.Tensor ne.Tensor
@@ -276,7 +276,7 @@ def test_orthogonal_polynomials(name: str) -> None:
     check(overload(f"special_{name}.n_scalar"), x, 4.0)
 
 
-# ---- scalars, promotion, three operands ------------------------------------------------------------------------------
+# ---- scalars, promotion, three operands -----------------------------------------------------------------------------
 @pytest.mark.parametrize("number", [2, -3, 0.1, True])
 @pytest.mark.parametrize("name", words("add mul sub rsub eq lt remainder fmod"))
 def test_scalars(name: str, number: float) -> None:
@@ -331,7 +331,7 @@ def test_clamp(bounds: tuple) -> None:
     check(torch.ops.aten.clamp.Tensor, floats(F32), *tensors)
 
 
-# ---- activations and their derivatives -------------------------------------------------------------------------------
+# ---- activations and their derivatives ------------------------------------------------------------------------------
 BACKWARD = {
     "silu_backward": (), "mish_backward": (), "hardswish_backward": (), "hardsigmoid_backward": (),
     "logit_backward": (),
@@ -369,7 +369,7 @@ def test_activations_with_arguments() -> None:
     check(aten.glu_backward.default, g[:12].reshape(2, 6), y, 0)
 
 
-# ---- selection, copies, complex --------------------------------------------------------------------------------------
+# ---- selection, copies, complex -------------------------------------------------------------------------------------
 def test_selection() -> None:
     x, mask = torch.arange(6.0).reshape(2, 3), torch.tensor([[True], [False]])
     aten = torch.ops.aten
@@ -408,7 +408,7 @@ def test_complex_derivatives_conjugate(name: str) -> None:
     check(overload(name), complexes(), complexes().flip(1) * 0.5, rtol=1e-5, atol=1e-5)
 
 
-# ---- the other forms of an operator ----------------------------------------------------------------------------------
+# ---- the other forms of an operator ---------------------------------------------------------------------------------
 def test_in_place_and_out() -> None:
     aten = torch.ops.aten
     x, y = torch.arange(6.0).reshape(2, 3), torch.tensor([1.0, 2.0, 3.0])

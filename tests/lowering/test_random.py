@@ -44,7 +44,7 @@ def fits(observed: np.ndarray, probabilities: np.ndarray) -> None:
     assert stats.chi2.sf(chi2, max(keep.sum() - 1, 1)) > 1e-3
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
+# ---- streams --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("dtype", "per_block"), [(torch.float32, 4), (torch.float64, 2), (torch.bfloat16, 4)])
 def test_a_draw_depends_on_seed_and_offset_alone(dtype: torch.dtype, per_block: int) -> None:
     whole = fill("uniform_", n=256, dtype=dtype, seed=(5, 100))
@@ -78,7 +78,7 @@ def test_neighbouring_offsets_and_seeds_do_not_correlate() -> None:
         assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 / math.sqrt(N)
 
 
-# ---- continuous distributions ----------------------------------------------------------------------------------------
+# ---- continuous distributions ---------------------------------------------------------------------------------------
 CONTINUOUS = [
     ("uniform_", (), "uniform", (0, 1)),
     ("uniform_", (-2.0, 5.0), "uniform", (-2, 7)),
@@ -148,7 +148,7 @@ def test_normal_of_tensors() -> None:
     assert draw(aten.normal.float_float, 7.0, 2.0, [N]).std().item() == pytest.approx(2, abs=0.05)
 
 
-# ---- counts and coins ------------------------------------------------------------------------------------------------
+# ---- counts and coins -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.3, 0.9])
 def test_geometric(p: float, dtype: torch.dtype) -> None:
@@ -231,7 +231,7 @@ def test_multinomial_reports_bad_weights() -> None:
     assert outputs[-1].item() == 0
 
 
-# ---- integers --------------------------------------------------------------------------------------------------------
+# ---- integers -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8, torch.float32, torch.bfloat16])
 def test_random_range(dtype: torch.dtype) -> None:
     low = 0 if dtype == torch.uint8 else -5
@@ -303,7 +303,7 @@ def test_gradients_of_gamma_and_dirichlet_samples(dtype: torch.dtype) -> None:
     check(aten._dirichlet_grad.default, x, alpha, alpha + beta, rtol=1e-3, atol=1e-6)
 
 
-# ---- dropout ---------------------------------------------------------------------------------------------------------
+# ---- dropout --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 def test_native_dropout(p: float, dtype: torch.dtype) -> None:
@@ -330,7 +330,7 @@ def test_rrelu_with_noise() -> None:
     torch.testing.assert_close(y, torch.where(x <= 0, x * 0.25, x))
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------------------------------
 BAD = [
     ("uniform_", (2.0, 1.0), torch.float32),
     ("uniform_", (), torch.int64),

@@ -135,7 +135,7 @@ def test_zero_dimensional() -> None:
     check(aten.all.dim, x, 0)
 
 
-# ---- variance --------------------------------------------------------------------------------------------------------
+# ---- variance -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "op", [aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction]
 )
@@ -156,7 +156,7 @@ def test_variance_without_degrees_of_freedom() -> None:
         check(aten.var.correction, torch.randn(n), correction=correction)
 
 
-# ---- norms and distances ---------------------------------------------------------------------------------------------
+# ---- norms and distances --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, INF, -INF])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.complex64], ids=str)
 def test_vector_norm(p: float, dtype: torch.dtype) -> None:

@@ -23,7 +23,7 @@ def f32(*shape: int) -> torch.Tensor:
     return make(torch.float32, *shape)
 
 
-# ---- joining ---------------------------------------------------------------------------------------------------------
+# ---- joining --------------------------------------------------------------------------------------------------------
 JOINED = {
     "rows": ([f32(2, 3), f32(1, 3)], 0),
     "columns": ([f32(2, 3), f32(2, 0), f32(2, 4)], -1),
@@ -46,7 +46,7 @@ def test_stack(dim: int) -> None:
     check(aten.stack.default, [f32(0, 3), f32(0, 3)], dim)
 
 
-# ---- one-to-one and repetition ---------------------------------------------------------------------------------------
+# ---- one-to-one and repetition --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_moves(dtype: torch.dtype) -> None:
     x = make(dtype, 3, 4, 5)
@@ -72,7 +72,7 @@ def test_in_place_and_out() -> None:
     check(aten.cat.out, [f32(2), f32(3)], 0, out=torch.empty(5))
 
 
-# ---- padding ---------------------------------------------------------------------------------------------------------
+# ---- padding --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("padding", [[1, 2], [-1, 2, 0, 3], [2, -3, -1, -1, 4, 0], [0, 0]], ids=str)
 def test_constant_pad(padding: list[int], dtype: torch.dtype) -> None:
@@ -103,7 +103,7 @@ def test_border(kind: str, rank: int, dtype: torch.dtype) -> None:
                 check(backward, make(dtype, *forward(x, padding).shape), x, padding, **close)
 
 
-# ---- views as values -------------------------------------------------------------------------------------------------
+# ---- views as values ------------------------------------------------------------------------------------------------
 X = f32(4, 5, 6)
 COPIES: list[tuple[Any, ...]] = [
     (aten.slice_copy.Tensor, X, 1, -4, 5, 2),
@@ -147,7 +147,7 @@ def test_copies(case: tuple[Any, ...]) -> None:
     check(op, x, *rest)
 
 
-# ---- gradients of views ----------------------------------------------------------------------------------------------
+# ---- gradients of views ---------------------------------------------------------------------------------------------
 def grad_of(view: Any, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return f32(*view(x, *args).shape)
 

@@ -11,7 +11,7 @@ from tests.lowering.test_reduction import FLOATS, HARD, INF, INTS, NAN, numbers,
 aten = torch.ops.aten
 
 
-# ---- sorting ---------------------------------------------------------------------------------------------------------
+# ---- sorting --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS], ids=str)
 @pytest.mark.parametrize("descending", [False, True])
 def test_stable_sort(dtype: torch.dtype, descending: bool) -> None:
@@ -53,7 +53,7 @@ def test_topk_knows_a_negative_nan() -> None:
     assert run(aten.topk.default, x, 1)[0][1] == 1
 
 
-# ---- order statistics ------------------------------------------------------------------------------------------------
+# ---- order statistics -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8], ids=str)
 def test_order_statistics(dtype: torch.dtype) -> None:
     x = torch.stack([torch.randperm(9) for _ in range(4)]).to(dtype)
@@ -81,7 +81,7 @@ def test_mode(dtype: torch.dtype) -> None:
     check(aten.mode.default, torch.tensor([[3, 1, 3, 1, 2]]).to(dtype), 0)
 
 
-# ---- binary search ---------------------------------------------------------------------------------------------------
+# ---- binary search --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("right", [False, True])
 def test_searchsorted(right: bool) -> None:
     rows, x = torch.sort(torch.randn(3, 9).round(decimals=1))[0], torch.randn(3, 5).round(decimals=1)
@@ -103,7 +103,7 @@ def test_searchsorted_side_sorter_and_promotion() -> None:
     check(aten.bucketize.Tensor, torch.tensor([1.5, 2.5]), torch.tensor([1, 2, 3]))
 
 
-# ---- scans -----------------------------------------------------------------------------------------------------------
+# ---- scans ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, torch.complex64], ids=str)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_sums_and_products(dtype: torch.dtype, dim: int) -> None:

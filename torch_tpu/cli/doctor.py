@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import torch_tpu
-from torch_tpu import _C, config, platform
+from torch_tpu import _C, config, platform, tpu
 from torch_tpu.cli import cache
 from torch_tpu.programs import disk
 
@@ -145,8 +145,8 @@ def _platform(findings: Findings) -> dict[str, Any]:
 
 def _devices(findings: Findings) -> list[dict[str, Any]]:
     devices: list[dict[str, Any]] = []
-    for i in range(torch.tpu.device_count()):
-        devices.append({"device": f"tpu:{i}", "name": torch.tpu.get_device_name(i), "memory": _C._capacity(i)})
+    for i in range(tpu.device_count()):
+        devices.append({"device": f"tpu:{i}", "name": tpu.get_device_name(i), "memory": _C._capacity(i)})
         try:
             works = (torch.ones(2, device=f"tpu:{i}") + 1).tolist() == [2.0, 2.0]
         except Exception as error:  # as above

@@ -21,7 +21,7 @@ def _zero(x: Value) -> Value:
     return hlo.full_like(x, 0)
 
 
-# ---- rectifiers ------------------------------------------------------------------------------------------------------
+# ---- rectifiers -----------------------------------------------------------------------------------------------------
 @lower("relu", promote=Promotion.DEFAULT)
 def relu(x: Value) -> Value:
     return hlo.maximum(x, 0)
@@ -109,7 +109,7 @@ def shrink_backward(g: Value, x: Value, bound: Factor) -> Value:
     return hlo.select(_within(x, bound), _zero(g), g)
 
 
-# ---- exponential units -----------------------------------------------------------------------------------------------
+# ---- exponential units ----------------------------------------------------------------------------------------------
 @lower("elu", promote=Promotion.DEFAULT)
 def elu(x: Value, alpha: Factor = 1, scale: Factor = 1, input_scale: Factor = 1) -> Value:
     below = hlo.exponential_minus_one(x * input_scale) * (alpha * scale)
@@ -156,7 +156,7 @@ def log_sigmoid_backward(g: Value, x: Value, buffer: Value) -> Value:
     return hlo.convert(hlo.convert(g, wide) * hlo.logistic(-hlo.convert(x, wide)), x.dtype)
 
 
-# ---- smooth gates ----------------------------------------------------------------------------------------------------
+# ---- smooth gates ---------------------------------------------------------------------------------------------------
 @lower("silu", promote=Promotion.DEFAULT)
 def silu(x: Value) -> Value:
     return x * hlo.logistic(x)
@@ -222,7 +222,7 @@ def glu_backward(g: Value, x: Value, dim: int) -> Value:
     return hlo.convert(hlo.concatenate([g * s, g * value * s * (1.0 - s)], dim % x.ndim), x.dtype)
 
 
-# ---- sigmoid, tanh, logit --------------------------------------------------------------------------------------------
+# ---- sigmoid, tanh, logit -------------------------------------------------------------------------------------------
 @lower("sigmoid_backward", promote=Promotion.DEFAULT)
 def sigmoid_backward(g: Value, y: Value) -> Value:
     return g * conjugate((1 - y) * y) if y.dtype.is_complex else g * (1 - y) * y

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_tpu.stablehlo import Value, ops as hlo
+from torch_tpu.stablehlo import Value
+from torch_tpu.stablehlo import ops as hlo
 from torch_tpu.tracing.tracer import ScalarOperand, tracer
 
 Number = bool | int | float | complex
@@ -55,4 +56,14 @@ def highest(dtype: torch.dtype) -> Number:
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-__all__ = ["Number", "Scalar", "ScalarOperand", "as_value", "canonical_dims", "compute_dtype", "highest", "lowest", "tracer"]
+__all__ = [
+    "Number",
+    "Scalar",
+    "ScalarOperand",
+    "as_value",
+    "canonical_dims",
+    "compute_dtype",
+    "highest",
+    "lowest",
+    "tracer",
+]

@@ -19,7 +19,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     )
 
 
-# ---- extrema ---------------------------------------------------------------------------------------------------------
+# ---- extrema --------------------------------------------------------------------------------------------------------
 @lower("maximum", "max.other", promote=Promotion.DEFAULT)
 def maximum(x: Value, y: Value) -> Value:
     return hlo.maximum(x, y)
@@ -57,7 +57,7 @@ def heaviside(x: Value, at_zero: Value) -> Value:
     return hlo.select(equals(x, 0), at_zero, hlo.convert(x > 0, x.dtype))
 
 
-# ---- logic and classification ----------------------------------------------------------------------------------------
+# ---- logic and classification ---------------------------------------------------------------------------------------
 def _truth(x: Value) -> Value:
     return hlo.convert(x, torch.bool)
 
@@ -104,7 +104,7 @@ def isneginf(x: Value) -> Value:
 lower("signbit")(signbit)
 
 
-# ---- selection -------------------------------------------------------------------------------------------------------
+# ---- selection ------------------------------------------------------------------------------------------------------
 @lower("where.self", promote=Promotion.NO_OPMATH, promoted=("self", "other"))
 def where(condition: Value, x: Value, y: Value) -> Value:
     return hlo.select(_truth(condition), x, y)
@@ -117,7 +117,7 @@ def masked_fill(x: Value, mask: Value, value: Scalar, *, result: list[Type]) -> 
     return hlo.select(mask, as_value(value, x.dtype, shape), x)
 
 
-# ---- values that only move -------------------------------------------------------------------------------------------
+# ---- values that only move ------------------------------------------------------------------------------------------
 @lower("fill.Scalar", "fill.Tensor")
 def fill(x: Value, value: Scalar) -> Value:
     return as_value(value, x.dtype, x.shape)

@@ -14,7 +14,7 @@ from torch_tpu.stablehlo import ops as hlo
 assert special  # the family of the Bessel function below
 
 
-# ---- fills -----------------------------------------------------------------------------------------------------------
+# ---- fills ----------------------------------------------------------------------------------------------------------
 @lower("full", "full.out", "full_like", "full_like.out", "new_full", "new_full.out")
 def full(*args: object, result: list[Type]) -> Value:
     """The last positional argument everywhere."""
@@ -38,7 +38,7 @@ _register_constant("zeros", 0)
 _register_constant("ones", 1)
 
 
-# ---- ranges ----------------------------------------------------------------------------------------------------------
+# ---- ranges ---------------------------------------------------------------------------------------------------------
 def _counted(start: float, step: float, count: int, dtype: torch.dtype) -> Value:
     """``start + i * step``: exact in integers; floats are computed in float64 and rounded once, as on the CPU."""
     integral = all(float(v).is_integer() for v in (start, step))
@@ -133,7 +133,7 @@ def logspace(start: Scalar, end: Scalar, steps: int, base: float = 10.0, *, resu
     return hlo.convert(hlo.power(hlo.full_like(exponents, base), exponents), dtype)
 
 
-# ---- matrices --------------------------------------------------------------------------------------------------------
+# ---- matrices -------------------------------------------------------------------------------------------------------
 @lower("eye", "eye.m", "eye.out", "eye.m_out")
 def eye(*sizes: int, result: list[Type]) -> Value:
     shape: Shape = result[0].shape
@@ -169,7 +169,7 @@ def triu_indices(rows: int, columns: int, offset: int = 0, *, result: list[Type]
     return _triangle(starts, columns - starts, total, dtype)
 
 
-# ---- windows ---------------------------------------------------------------------------------------------------------
+# ---- windows --------------------------------------------------------------------------------------------------------
 @lower("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
 def kaiser_window(length: int, periodic: bool = True, beta: Scalar = 12.0, *, result: list[Type]) -> Value:
     """``I0(beta sqrt(1 - r^2)) / I0(beta)`` for ``r`` from -1 to 1 (the other windows decompose)."""

@@ -14,7 +14,8 @@ import torch
 from torch_tpu.lowering.reduction import total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.sort import take_along
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 _NEVER = float("-inf")
 _INDEX = torch.int32

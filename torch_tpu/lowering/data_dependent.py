@@ -37,7 +37,7 @@ def _long(x: Value) -> Value:
     return hlo.convert(x, torch.int64)
 
 
-# ---- padded forms ----------------------------------------------------------------------------------------------------
+# ---- padded forms ---------------------------------------------------------------------------------------------------
 @_define("nonzero_padded(Tensor self) -> (Tensor indices, Tensor count)")
 def _(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty((x.numel(), x.ndim), dtype=torch.int64), x.new_empty((), dtype=torch.int64)
@@ -154,7 +154,7 @@ def _(repeats: Tensor, *, output_size: int) -> Tensor:
     return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=output_size)
 
 
-# ---- ATen operators --------------------------------------------------------------------------------------------------
+# ---- ATen operators -------------------------------------------------------------------------------------------------
 _padded = torch.ops.tpu
 
 
@@ -257,7 +257,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     return _padded.repeat_interleave(repeats, output_size=_bucket(total))[:total]
 
 
-# ---- operators on a tensor's memory, for which a storage offset is not a run-time operand ----------------------------
+# ---- operators on a tensor's memory, for which a storage offset is not a run-time operand ---------------------------
 def as_strided_copy(self: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Tensor:
     return self.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 

@@ -9,7 +9,8 @@ import torch
 from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.reduction import p_norm, squared, total
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 #: Above this many rows PyTorch multiplies matrices for p = 2 (``cdist``'s compute mode 0).
 _MATMUL_ROWS = 25
@@ -88,7 +89,7 @@ def cdist_backward(grad: Value, x: Value, y: Value, p: float, distance: Value, *
     return hlo.convert(_distance_gradient(grad, x, y, p, distance), result[0].dtype)
 
 
-# ---- distances within one set: the upper triangle, row by row --------------------------------------------------------
+# ---- distances within one set: the upper triangle, row by row -------------------------------------------------------
 def _pairs(n: int) -> tuple[Value, Value]:
     """Rows ``i`` and ``j`` of every pair ``i < j``, int32 [n (n - 1) / 2], by solving a quadratic equation."""
     k = hlo.iota((n * (n - 1) // 2,), 0, torch.float64)

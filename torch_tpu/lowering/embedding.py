@@ -34,7 +34,7 @@ def _without(positions: Value, excluded: int, rows: int) -> Value:
     return hlo.select(hlo.compare(positions, excluded, "EQ"), rows, positions) if 0 <= excluded < rows else positions
 
 
-# ---- embedding -------------------------------------------------------------------------------------------------------
+# ---- embedding ------------------------------------------------------------------------------------------------------
 @lower("embedding")
 def embedding(
     weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
@@ -96,7 +96,7 @@ def one_hot(index: Value, num_classes: int = -1) -> Value:
     return hlo.convert(hlo.compare(classes, chosen, "EQ"), torch.int64)
 
 
-# ---- embedding_bag ---------------------------------------------------------------------------------------------------
+# ---- embedding_bag --------------------------------------------------------------------------------------------------
 def _bag_of(offsets: Value, count: int, bags: int) -> Value:
     """The bag of each of ``count`` entries: the last one that starts at or before it. int32, shape ``[count]``."""
     starts = hlo.convert(hlo.clamp(0, offsets, count), torch.int32)

@@ -1,8 +1,9 @@
 """Gradients of gamma and Dirichlet samples with respect to their shapes.
 
-A sample ``x`` of a distribution function ``F(x; a)`` moves with ``a`` by ``dx/da = -(dF/da) / (dF/dx)`` (Figurnov et al.
-2018). ATen approximates it by regions (``aten/src/ATen/native/Distributions.h``): Taylor series, Rice's saddle point, and
-rational functions. The same approximations are used here; the saddle points are computed in float64, since they cancel.
+A sample ``x`` of a distribution function ``F(x; a)`` moves with ``a`` by ``dx/da = -(dF/da) / (dF/dx)`` (Figurnov et
+al. 2018). ATen approximates it by regions (``aten/src/ATen/native/Distributions.h``): Taylor series, Rice's saddle
+point, and rational functions. The same approximations are used here; the saddle points are computed in float64, since
+they cancel.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _inverse_three_halves(x: Value) -> Value:
     return 1.0 / (x * hlo.sqrt(x))
 
 
-# ---- gamma -----------------------------------------------------------------------------------------------------------
+# ---- gamma ----------------------------------------------------------------------------------------------------------
 #: exp(p/q) approximates the gradient; rows are powers of log(x/alpha), columns the coefficients of p, then of q.
 _GAMMA = (
     (0.16009398, -0.094634809, 0.025146376, -0.0030648343, 1.0, 0.32668115, 0.10406089, 0.0014179084),
@@ -90,7 +91,7 @@ def standard_gamma_grad(alpha: Value, sample: Value) -> Value:
     return hlo.convert(hlo.select(x < 0.8, _gamma_small(a, x), rest), alpha.dtype)
 
 
-# ---- Dirichlet -------------------------------------------------------------------------------------------------------
+# ---- Dirichlet ------------------------------------------------------------------------------------------------------
 #: p (first) and q as polynomials in log(x), log(alpha/x) and log(total) - log(alpha/x), in this order of nesting.
 _BETA = (
     (((1.003668233, -0.01061107488, -0.0657888334, 0.01201642863),

@@ -14,7 +14,7 @@ from torch_tpu.stablehlo import Shape, Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
 
-# ---- positions -------------------------------------------------------------------------------------------------------
+# ---- positions ------------------------------------------------------------------------------------------------------
 def checked(index: Value, size: int, *, wrap: bool = False, drop: bool = False, check: bool = True) -> Value:
     """The positions that ``index`` names in a dimension of ``size``, as int32 where that reaches.
 
@@ -72,7 +72,7 @@ def as_mask(index: Value) -> Value:
     return hlo.convert(index, torch.bool) if index.dtype == torch.uint8 else index
 
 
-# ---- gathers ---------------------------------------------------------------------------------------------------------
+# ---- gathers --------------------------------------------------------------------------------------------------------
 def index_vectors(indices: Sequence[Value]) -> Value:
     """Indices of one shape stacked along a new last dimension."""
     dtype = torch.int64 if any(i.dtype == torch.int64 for i in indices) else torch.int32
@@ -113,7 +113,7 @@ def read_along(x: Value, dim: int, position: Value) -> Value:
     )
 
 
-# ---- rules -----------------------------------------------------------------------------------------------------------
+# ---- rules ----------------------------------------------------------------------------------------------------------
 def indexed_place(dims: Sequence[int]) -> int:
     """Where the broadcast index shape stands in ``x[indices]``: in place if ``dims`` adjoin, else in front."""
     return dims[0] if dims and dims[-1] - dims[0] == len(dims) - 1 else 0

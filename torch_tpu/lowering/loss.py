@@ -10,12 +10,13 @@ from torch_tpu.lowering.common import compute_dtype, tracer
 from torch_tpu.lowering.reduction import average, spread, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # at::Reduction
 
 
-# ---- negative log-likelihood -----------------------------------------------------------------------------------------
+# ---- negative log-likelihood ----------------------------------------------------------------------------------------
 def _classes(x: Value) -> int:
     """The class dimension of [C], [N, C] or [N, C, H, W]."""
     return 0 if x.ndim == 1 else 1
@@ -88,7 +89,7 @@ def nll_loss_backward(
     return hlo.convert(hlo.select(hot, spread(scale, x), 0), result[0].dtype)
 
 
-# ---- margin losses ---------------------------------------------------------------------------------------------------
+# ---- margin losses --------------------------------------------------------------------------------------------------
 def _reduced(per_sample: Value, reduction: int, result: Type) -> Value:
     if reduction == _MEAN:
         per_sample = average(per_sample, [0])
@@ -142,7 +143,7 @@ def multi_margin_loss_backward(
 ) -> Value:  # fmt: skip
     x = _samples(x, compute_dtype(x.dtype))
     z, own, w = _margins(x, target, margin, weight)
-    slope = w * _per_sample(hlo.convert(grad, x.dtype), *x.shape, reduction)
+    slope = w * _per_sample(hlo.convert(grad, x.dtype), x.shape[0], x.shape[1], reduction)
     others = hlo.select(hlo.compare(z, 0, "GT") & ~own, slope if p == 1 else slope * z * 2, 0)
     gradient = hlo.select(own, -spread(total(others, [1], keepdim=True), x), others)
     return hlo.reshape(hlo.convert(gradient, result[0].dtype), result[0].shape)
@@ -185,5 +186,5 @@ def multilabel_margin_loss_backward(
     active = hlo.convert(counts & hlo.compare(z, 0, "GT"), x.dtype)
     pulled = hlo.broadcast_in_dim(total(active, [2]), z.shape, [0, 1])
     pairs = total(active, [1]) - total(hlo.select(hot, pulled, 0), [1])
-    gradient = pairs * _per_sample(hlo.convert(grad, x.dtype), *x.shape, reduction)
+    gradient = pairs * _per_sample(hlo.convert(grad, x.dtype), x.shape[0], x.shape[1], reduction)
     return hlo.reshape(hlo.convert(gradient, result[0].dtype), result[0].shape)

@@ -45,11 +45,6 @@ def mm_dtype(x: Value, y: Value, dtype: torch.dtype) -> Value:
     return matmul(x, y, dtype)
 
 
-@lower("_int_mm")
-def int_mm(x: Value, y: Value) -> Value:
-    return matmul(x, y, torch.int32)
-
-
 @lower("addmm", "baddbmm")
 def addmm(base: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
     return blend(base, matmul(x, y, _accumulator(x.dtype)), beta, alpha, x.dtype)
@@ -107,27 +102,6 @@ def dot(x: Value, y: Value) -> Value:
 @lower("vdot")
 def vdot(x: Value, y: Value) -> Value:
     return product(hlo.conj(x) if x.dtype.is_complex else x, y, contract=((0,), (0,)))
-
-
-@lower("_scaled_mm")
-def scaled_mm(
-    x: Value, y: Value, scale_x: Value, scale_y: Value, bias: Value | None = None, scale_result: Value | None = None,
-    dtype: torch.dtype | None = None, fast: bool = False, *, result: list[Type],
-) -> Value:  # fmt: skip
-    """``(x * scale_x) @ (y * scale_y) + bias`` of float8 operands with whole-tensor or row-wise scales."""
-    # bfloat16 holds every float8 exactly and is what every TPU multiplies.
-    z = matmul(hlo.convert(x, torch.bfloat16), hlo.convert(y, torch.bfloat16), torch.float32)
-    for scale in (scale_x, scale_y):
-        if scale.numel != 1 and scale.shape not in ((z.shape[0], 1), (1, z.shape[1])):
-            raise NotImplementedError(
-                f"_scaled_mm with scales of shape {scale.shape} is not supported on tpu; use (), (M, 1) or (1, N)."
-            )
-        z = z * hlo.broadcast_to(hlo.reshape(scale, ()) if scale.numel == 1 else scale, z.shape)
-    if bias is not None:
-        z = z + hlo.broadcast_to(hlo.convert(bias, torch.float32), z.shape)
-    if scale_result is not None:
-        z = z * hlo.broadcast_to(hlo.reshape(scale_result, ()), z.shape)
-    return hlo.convert(z, result[0].dtype)
 
 
 @lower("_trilinear")

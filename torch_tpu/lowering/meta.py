@@ -70,6 +70,57 @@ def linalg_lstsq(
     )
 
 
+def thnn_fused_lstm_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    hy, cy, workspace = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (cx, cx, input_gates))
+    return hy, cy, workspace
+
+
+def thnn_fused_gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    hy = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    return hy, hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def thnn_fused_gru_cell_backward(
+    grad: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    n, hidden = grad.shape
+    gates = [workspace.new_empty((n, 3 * hidden)) for _ in range(2)]
+    biases = [workspace.new_empty((3 * hidden,)) if has_bias else None for _ in range(2)]
+    return gates[0], gates[1], torch.empty_like(grad, memory_format=torch.contiguous_format), biases[0], biases[1]
+
+
+def _quantised_and_mask(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _quantisation_gradients(
+    grad: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _as_float_if_bfloat16(x), torch.empty_like(scale), torch.empty_like(zero_point)
+
+
+def _quantisation_gradients_of_one(
+    grad: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _as_float_if_bfloat16(x), scale.new_empty((1,)), zero_point.new_empty((1,))
+
+
+def _as_float_if_bfloat16(x: Tensor) -> Tensor:
+    return torch.empty_like(x, dtype=torch.float32 if x.dtype == torch.bfloat16 else x.dtype)
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """For operators that write their arguments and return nothing."""
 
@@ -91,6 +142,15 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_sample_dirichlet": _like(0),
     "_standard_gamma_grad": _like(0),
     "_dirichlet_grad": _like(0),
+    "_thnn_fused_gru_cell": thnn_fused_gru_cell,
+    "_thnn_fused_gru_cell_backward": thnn_fused_gru_cell_backward,
+    "fake_quantize_per_tensor_affine_cachemask": _quantised_and_mask,
+    "fake_quantize_per_channel_affine_cachemask": _quantised_and_mask,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _quantised_and_mask,
+    "_fake_quantize_learnable_per_tensor_affine": lambda x, *_: torch.empty_like(x),
+    "_fake_quantize_learnable_per_channel_affine": lambda x, *_: torch.empty_like(x),
+    "_fake_quantize_learnable_per_tensor_affine_backward": _quantisation_gradients_of_one,
+    "_fake_quantize_learnable_per_channel_affine_backward": _quantisation_gradients,
     "_fused_sgd_": _nothing,
     "_fused_sgd_.tensor_lr": _nothing,
     "_fused_adam_.tensor_lr": _nothing,
@@ -99,8 +159,15 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_fused_adagrad_.tensor_lr": _nothing,
 }
 
+# PyTorch's own fail on arguments that it passes itself.
+_REPLACED: dict[str, Callable[..., Any]] = {
+    "_thnn_fused_lstm_cell": thnn_fused_lstm_cell,  # "'NoneType' object has no attribute 'device'" without biases
+}
+
 
 def _register() -> None:
+    for name, kernel in _REPLACED.items():
+        _library.impl(name, kernel)
     for name, kernel in _KERNELS.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             _library.impl(name, kernel)

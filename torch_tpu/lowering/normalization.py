@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
-from torch_tpu.lowering.reduction import average, moments, squared, spread, total
+from torch_tpu.lowering.reduction import average, moments, spread, squared, total
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 def _affine(y: Value, weight: Value | None, bias: Value | None, dims: Sequence[int]) -> Value:
@@ -41,7 +42,7 @@ def _fit(values: Sequence[Value | None], types: Sequence[Type | None]) -> list[V
     ]
 
 
-# ---- batch normalisation ---------------------------------------------------------------------------------------------
+# ---- batch normalisation --------------------------------------------------------------------------------------------
 def _batch_dims(x: Value) -> list[int]:
     return [i for i in range(x.ndim) if i != 1]
 
@@ -177,7 +178,7 @@ def batch_norm_backward(
     return _fit([dx, total(grad * y, dims), total(grad, dims)], result)
 
 
-# ---- layer and root-mean-square normalisation ------------------------------------------------------------------------
+# ---- layer and root-mean-square normalisation -----------------------------------------------------------------------
 def _split(x: Value, normalized_shape: Sequence[int]) -> tuple[list[int], list[int]]:
     """(outer, normalised) dimensions."""
     axis = x.ndim - len(normalized_shape)
@@ -238,7 +239,7 @@ def rms_norm_backward(
     return _fit([dx, total(grad * y, outer)], result)
 
 
-# ---- group normalisation ---------------------------------------------------------------------------------------------
+# ---- group normalisation --------------------------------------------------------------------------------------------
 _GROUP_DIMS = [2, 3]  # of [N, groups, channels per group, positions]
 
 

@@ -66,7 +66,7 @@ def _step_all(
     return [params, grads_new, *states]
 
 
-# ---- Adam ------------------------------------------------------------------------------------------------------------
+# ---- Adam -----------------------------------------------------------------------------------------------------------
 def _bias(one_minus_beta: Value, step: Value) -> Value:
     """``1 - beta^step``."""
     return -hlo.exponential_minus_one(step * hlo.log_plus_one(-one_minus_beta))
@@ -112,7 +112,7 @@ lower("_fused_adam", "_fused_adam.tensor_lr")(_adam(False))
 lower("_fused_adamw", "_fused_adamw.tensor_lr")(_adam(True))
 
 
-# ---- SGD and Adagrad -------------------------------------------------------------------------------------------------
+# ---- SGD and Adagrad ------------------------------------------------------------------------------------------------
 @lower("_fused_sgd", "_fused_sgd.tensor_lr")
 def sgd(
     params: Values, grads: Values, buffers: Values, *, weight_decay: Scalar, momentum: Scalar, lr: Scalar,

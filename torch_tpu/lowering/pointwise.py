@@ -20,7 +20,7 @@ Unary = Callable[[Value], Value]
 Binary = Callable[[Value, Value], Value]
 
 
-# ---- shared definitions ----------------------------------------------------------------------------------------------
+# ---- shared definitions ---------------------------------------------------------------------------------------------
 def is_inexact(x: Value) -> bool:
     return x.dtype.is_floating_point or x.dtype.is_complex
 
@@ -66,7 +66,7 @@ def polynomial(x: Value, coefficients: tuple[float, ...] | list[float]) -> Value
     return total
 
 
-# ---- unary -----------------------------------------------------------------------------------------------------------
+# ---- unary ----------------------------------------------------------------------------------------------------------
 def absolute(x: Value) -> Value:
     return x if is_unsigned(x) else hlo.abs_(x)
 
@@ -251,7 +251,7 @@ def frexp(x: Value) -> tuple[Value, Value]:
     return hlo.convert(hlo.select(plain, y, mantissa), x.dtype), hlo.convert(exponent, torch.int32)
 
 
-# ---- arithmetic ------------------------------------------------------------------------------------------------------
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
 def scaled(x: Value, factor: Scalar) -> Value:
     """``factor * x`` for a number, a run-time scalar or a 0-d value."""
     if not isinstance(factor, Value) and factor == 1:
@@ -363,7 +363,7 @@ def lerp(x: Value, end: Value, weight: Value) -> Value:
     return hlo.select(near, x + weight * step, end - step * (1 - weight))
 
 
-# ---- powers ----------------------------------------------------------------------------------------------------------
+# ---- powers ---------------------------------------------------------------------------------------------------------
 def _integer_power(x: Value, y: Value) -> Value:
     """x**y by repeated squaring, wrapping on overflow. XLA's integer power looks at the exponent's low bits only.
 
@@ -476,7 +476,7 @@ def _same_infinity(x: Value, y: Value) -> Value:
     return hlo.and_(equals(hlo.abs_(x), math.inf), equals(x, y))
 
 
-# ---- integers --------------------------------------------------------------------------------------------------------
+# ---- integers -------------------------------------------------------------------------------------------------------
 @lower("gcd", promote=Promotion.DEFAULT)
 def gcd(x: Value, y: Value) -> Value:
     """Euclid's algorithm on all elements at once."""

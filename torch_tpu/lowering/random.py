@@ -19,7 +19,7 @@ from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
-# ---- checks of numbers -----------------------------------------------------------------------------------------------
+# ---- checks of numbers ----------------------------------------------------------------------------------------------
 #: Operators whose numbers are operands of the program and must be checked on every call: the in-place form whose CPU
 #: kernel checks them, and their positions among the operator's arguments.
 CHECKED: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -58,7 +58,7 @@ def _check(name: str, dtype: torch.dtype, *numbers: Scalar) -> None:
     check_numbers(name, dtype, *samples)
 
 
-# ---- uniform numbers -------------------------------------------------------------------------------------------------
+# ---- uniform numbers ------------------------------------------------------------------------------------------------
 def digits(dtype: torch.dtype) -> int:
     """Binary digits of a floating dtype's significand: 24 for float32."""
     return 1 - int(math.log2(torch.finfo(dtype).eps))
@@ -122,7 +122,7 @@ def _parts(draw: Callable[[Sequence[int], torch.dtype], Value], kind: Type) -> V
     return hlo.complex_(draw(kind.shape, part), draw(kind.shape, part))
 
 
-# ---- distributions ---------------------------------------------------------------------------------------------------
+# ---- distributions --------------------------------------------------------------------------------------------------
 @lower("uniform")
 def uniform(x: Value, low: Scalar = 0.0, high: Scalar = 1.0, *, result: list[Type]) -> Value:
     _check("uniform", x.dtype, low, high)
@@ -223,7 +223,7 @@ def cauchy(x: Value, median: Scalar = 0.0, sigma: Scalar = 1.0) -> Value:
     return hlo.convert(as_value(median, c, x.shape) + as_value(sigma, c, x.shape) * t, x.dtype)
 
 
-# ---- coins -----------------------------------------------------------------------------------------------------------
+# ---- coins ----------------------------------------------------------------------------------------------------------
 def _probability_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -295,7 +295,7 @@ def rrelu_with_noise_functional(
     return _rrelu(x, noise, lower, upper, training)[::-1]
 
 
-# ---- integers --------------------------------------------------------------------------------------------------------
+# ---- integers -------------------------------------------------------------------------------------------------------
 def integers(shape: Sequence[int], base: Scalar, count: Scalar, dtype: torch.dtype) -> Value:
     """Uniform on ``[base, base + count)``, ``1 <= count <= 2^64``; run-time numbers are int64, 2^64 is then 0.
 

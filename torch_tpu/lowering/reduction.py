@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value, canonical_dims, compute_dtype, highest, lowest
+from torch_tpu.lowering.common import Number, Scalar, as_value, canonical_dims, compute_dtype, highest, lowest
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 Dims = int | Sequence[int] | None
 Reduction = Callable[[Value, Sequence[int]], Value]
 
 
-# ---- helpers ---------------------------------------------------------------------------------------------------------
+# ---- helpers --------------------------------------------------------------------------------------------------------
 def count(x: Value, dims: Sequence[int]) -> int:
     """The number of elements that a reduction over ``dims`` combines."""
     return math.prod(x.shape[d] for d in dims)
@@ -36,7 +37,7 @@ def spread(y: Value, x: Value) -> Value:
 
 
 def _fold(
-    x: Value, init: Scalar, dims: Sequence[int], combine: Callable[[Value, Value], Value], keepdim: bool
+    x: Value, init: Number, dims: Sequence[int], combine: Callable[[Value, Value], Value], keepdim: bool
 ) -> Value:
     y = hlo.reduce_one(x, init, dims, combine) if len(dims) else x
     return kept(y, x, dims) if keepdim else y
@@ -94,7 +95,7 @@ def _reduced(x: Value, dims: Dims, result: Type, reduction: Reduction) -> Value:
     return _shaped(reduction(x, canonical_dims(dims, x.ndim)), result)
 
 
-# ---- sums, products, extrema -----------------------------------------------------------------------------------------
+# ---- sums, products, extrema ----------------------------------------------------------------------------------------
 def _without_nan(x: Value, dims: Sequence[int]) -> Value:
     return total(hlo.select(is_nan(x), 0, x) if x.dtype.is_floating_point or x.dtype.is_complex else x, dims)
 
@@ -139,7 +140,7 @@ def _quantified(x: Value, dims: Dims, result: Type, init: bool, combine: Callabl
     return _shaped(_fold(hlo.convert(x, torch.bool), init, over, combine, False), result)
 
 
-# ---- positions of extrema --------------------------------------------------------------------------------------------
+# ---- positions of extrema -------------------------------------------------------------------------------------------
 def extreme_with_index(x: Value, dim: int, greatest: bool) -> tuple[Value, Value]:
     """The extreme of ``dim``, which is dropped, and its first position (int32 where it fits). NaN is the extreme."""
     itype = torch.int32 if x.shape[dim] < 2**31 else torch.int64
@@ -186,7 +187,7 @@ def argmin(x: Value, dim: int | None = None, keepdim: bool = False, *, result: l
     return _shaped(extreme_with_index(*_line(x, dim), False)[1], result[0])
 
 
-# ---- variance --------------------------------------------------------------------------------------------------------
+# ---- variance -------------------------------------------------------------------------------------------------------
 def _register_variance(name: str, root: bool, with_mean: bool) -> None:
     @lower(f"{name}.correction", static=("correction",))
     def rule(
@@ -202,7 +203,7 @@ for _name in ("var", "std", "var_mean", "std_mean"):
     _register_variance(_name, root=_name.startswith("std"), with_mean=_name.endswith("mean"))
 
 
-# ---- norms -----------------------------------------------------------------------------------------------------------
+# ---- norms ----------------------------------------------------------------------------------------------------------
 def p_norm(a: Value, p: float, dims: Sequence[int], keepdim: bool = False) -> Value:
     """``(sum a^p)^(1/p)`` of non-negative ``a``, with the limits for 0 (counts what is not zero), inf and -inf."""
     if p == 0:
@@ -234,7 +235,7 @@ def foreach_norm(
     return [vector_norm(x, ord, result=[t]) for x, t in zip(xs, result, strict=True)]
 
 
-# ---- histogram -------------------------------------------------------------------------------------------------------
+# ---- histogram ------------------------------------------------------------------------------------------------------
 @lower("histc")
 def histc(x: Value, bins: int = 100, min: Scalar = 0, max: Scalar = 0, *, result: list[Type]) -> Value:
     """Counts per bin of equal width; equal bounds mean the data's own, and a range of no width is widened by one."""

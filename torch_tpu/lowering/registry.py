@@ -36,6 +36,7 @@ class Rule:
         runtime: Names of integer arguments that are run-time operands instead of part of the program.
         mutates: Arguments that the operator changes though its schema does not say so (running statistics); their new
             values follow the results.
+        meta: In place of PyTorch's meta kernel where that speaks for another device alone; called without ``out=``.
     """
 
     function: Callable[..., Any]
@@ -44,6 +45,7 @@ class Rule:
     static: frozenset[str] = frozenset()
     runtime: frozenset[str] = frozenset()
     mutates: tuple[str, ...] = ()
+    meta: Callable[..., Any] | None = None
     keywords: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -59,6 +61,7 @@ def lower(
     static: tuple[str, ...] = (),
     runtime: tuple[str, ...] = (),
     mutates: tuple[str, ...] = (),
+    meta: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a rule for the ATen overloads ``names`` (``"ns::op.overload"`` for another namespace)."""
 
@@ -67,7 +70,7 @@ def lower(
         keywords = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
         if not str(getattr(function, "__module__", "")).startswith("torch_tpu."):
             _foreign.update(marshal.dumps(getattr(function, "__code__", None)))
-        rule = Rule(function, promote, promoted, frozenset(static), frozenset(runtime), mutates, keywords)
+        rule = Rule(function, promote, promoted, frozenset(static), frozenset(runtime), mutates, meta, keywords)
         for name in names:
             if name in _rules:
                 raise ValueError(f"The operator {name} has two lowering rules: {_rules[name].function} and {function}.")

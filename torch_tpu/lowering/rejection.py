@@ -68,7 +68,7 @@ def _stirling(k: Value) -> Value:
     return hlo.select(k < 1.0, hlo.full_like(k, 0.08106146679532726), series)
 
 
-# ---- counts ----------------------------------------------------------------------------------------------------------
+# ---- counts ---------------------------------------------------------------------------------------------------------
 @lower("poisson")
 def poisson(rate: Value, generator: Any = None) -> Value:
     """Below a rate of 10, arrivals are counted (Knuth); above, transformed rejection (PTRS, Hörmann 1993)."""
@@ -165,7 +165,7 @@ def _tail(k: Value) -> Value:
     return _stirling(k + 1.0)
 
 
-# ---- gamma and Dirichlet ---------------------------------------------------------------------------------------------
+# ---- gamma and Dirichlet --------------------------------------------------------------------------------------------
 def _gamma(alpha: Value) -> tuple[Value, Value]:
     """A standard gamma sample as ``(x, log(y))`` with the sample ``x y`` (Marsaglia and Tsang 2000).
 
@@ -214,7 +214,7 @@ def sample_dirichlet(alpha: Value, generator: Any = None) -> Value:
     return hlo.convert(hlo.clamp(info.tiny, share, 1.0 - info.eps / 2), alpha.dtype)
 
 
-# ---- categories ------------------------------------------------------------------------------------------------------
+# ---- categories -----------------------------------------------------------------------------------------------------
 @lower("multinomial")
 def multinomial(weights: Value, count: int, replacement: bool = False, *, result: list[Type]) -> Value:
     """Rows of category indices.

@@ -10,15 +10,16 @@ from collections.abc import Callable
 
 import torch
 
-from torch_tpu.lowering.common import compute_dtype, highest, lowest
+from torch_tpu.lowering.common import Number, compute_dtype, highest, lowest
 from torch_tpu.lowering.reduction import is_nan
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 Combine = Callable[[Value, Value], Value]
 
 
-def scan(x: Value, dim: int, init: bool | int | float, combine: Combine) -> Value:
+def scan(x: Value, dim: int, init: Number, combine: Combine) -> Value:
     """``y[i] = combine(x[0], ..., x[i])`` along ``dim`` for an associative ``combine`` with identity ``init``."""
     if x.ndim == 0 or x.numel == 0:
         return x
@@ -55,7 +56,7 @@ for _name, _init, _combine in (
     _register(_name, _init, _combine)
 
 
-def _running_extreme(x: Value, dim: int, init: bool | int | float, combine: Combine) -> list[Value]:
+def _running_extreme(x: Value, dim: int, init: Number, combine: Combine) -> list[Value]:
     """Running extreme and the *last* position that holds it, as PyTorch counts ties; NaN stays once met.
 
     Values and positions are two scans: XLA's rewriter refuses a window over operands of different dtypes.

@@ -30,7 +30,7 @@ Combine = Callable[[Value, Value], Value]
 Place = Callable[[Value, Value, Combine | None], Value]
 
 
-# ---- three shapes of scatter -----------------------------------------------------------------------------------------
+# ---- three shapes of scatter ----------------------------------------------------------------------------------------
 def place_at(dims: Sequence[int], indices: Sequence[Value], at: int) -> Place:
     """Positions ``indices`` of ``dims``; updates are laid out as :func:`indexing.read_at` lays out its result."""
     rank = indices[0].ndim
@@ -91,7 +91,7 @@ def widened(place: Place) -> Place:
     return wide
 
 
-# ---- reductions ------------------------------------------------------------------------------------------------------
+# ---- reductions -----------------------------------------------------------------------------------------------------
 _REDUCTIONS: dict[str, tuple[Combine, Callable[[torch.dtype], Number]]] = {
     "sum": (hlo.add, lambda _: 0),
     "mean": (hlo.add, lambda _: 0),
@@ -127,7 +127,7 @@ def reduce_into(place: Place, x: Value, source: Value, reduce: str, include_self
     return hlo.convert(total, x.dtype)
 
 
-# ---- scatter along a dimension ---------------------------------------------------------------------------------------
+# ---- scatter along a dimension --------------------------------------------------------------------------------------
 def _along(x: Value, dim: int, index: Value) -> tuple[Value, Value, Place]:
     """``x`` and ``index`` with at least one dimension, and where ``index`` points to."""
     flat, index = at_least_1d(x), at_least_1d(index)
@@ -163,7 +163,7 @@ def scatter_reduce(x: Value, dim: int, index: Value, source: Value, reduce: str,
     return hlo.reshape(reduce_into(place, flat, source, reduce, include_self), x.shape)
 
 
-# ---- whole slices ----------------------------------------------------------------------------------------------------
+# ---- whole slices ---------------------------------------------------------------------------------------------------
 def _slices(x: Value, dim: int, index: Value) -> tuple[Value, int, Value, Place]:
     """``x`` with at least one dimension, ``dim``, the positions, and the slices that they name."""
     flat = at_least_1d(x)
@@ -218,7 +218,7 @@ def put(x: Value, index: Value, source: Value, accumulate: bool = False) -> Valu
     return hlo.reshape(written, x.shape)
 
 
-# ---- advanced indexing -----------------------------------------------------------------------------------------------
+# ---- advanced indexing ----------------------------------------------------------------------------------------------
 def _width(index: Value | None) -> int:
     """How many dimensions of the indexed tensor an index stands for."""
     return index.ndim if index is not None and index.dtype == torch.bool else 1
@@ -332,7 +332,7 @@ def index_put_impl(
     return _index_put(x, indices, values, accumulate, check=not unsafe)
 
 
-# ---- masks -----------------------------------------------------------------------------------------------------------
+# ---- masks ----------------------------------------------------------------------------------------------------------
 @lower("masked_scatter")
 def masked_scatter(x: Value, mask: Value, source: Value) -> Value:
     """The k-th true element takes ``source[k]``; more true elements than ``source`` has are reported."""

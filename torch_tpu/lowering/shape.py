@@ -16,7 +16,7 @@ from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
 
-# ---- joining ---------------------------------------------------------------------------------------------------------
+# ---- joining --------------------------------------------------------------------------------------------------------
 @lower("cat")
 def cat(tensors: list[Value], dim: int = 0, *, result: list[Type]) -> Value:
     """Concatenation with promotion; one-dimensional empty tensors join anything, as they always did."""
@@ -31,7 +31,7 @@ def stack(tensors: list[Value], dim: int = 0, *, result: list[Type]) -> Value:
     return hlo.concatenate([hlo.expand_dims(hlo.convert(t, result[0].dtype), [dim]) for t in tensors], dim)
 
 
-# ---- constant padding, repetition, reversal --------------------------------------------------------------------------
+# ---- constant padding, repetition, reversal -------------------------------------------------------------------------
 def _amounts(padding: Sequence[int], rank: int) -> list[tuple[int, int]]:
     """PyTorch's padding list, last dimension first, as (low, high) per dimension."""
     pairs = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)]
@@ -97,7 +97,7 @@ def _as_int32(n: Scalar, like: Value) -> Value:
     return hlo.broadcast_to(hlo.convert(clamped, torch.int32), like.shape)
 
 
-# ---- reflection and replication --------------------------------------------------------------------------------------
+# ---- reflection and replication -------------------------------------------------------------------------------------
 # A border is a linear map of the input along one dimension: a strip of the input, and its transpose for the gradient.
 def _reflect(x: Value, dim: int, lo: int, hi: int) -> tuple[Value | None, Value | None]:
     n = x.shape[dim]
@@ -172,7 +172,7 @@ _register_border("reflection_pad", _reflect, _reflect_transposed)
 _register_border("replication_pad", _replicate, _replicate_transposed)
 
 
-# ---- views as values -------------------------------------------------------------------------------------------------
+# ---- views as values ------------------------------------------------------------------------------------------------
 def _traced(x: Value) -> torch.Tensor:
     """``x`` as a contiguous tensor of this trace, for a view operator to work on."""
     t = torch.empty(x.shape, dtype=x.dtype, device="meta")
@@ -242,7 +242,7 @@ def as_strided_scatter(
     return tracer().read(mine)
 
 
-# ---- gradients of views ----------------------------------------------------------------------------------------------
+# ---- gradients of views ---------------------------------------------------------------------------------------------
 @lower("slice_backward", runtime=("start", "end"))
 def slice_backward(grad: Value, input_sizes: list[int], dim: int, start: Scalar, end: Scalar, step: int) -> Value:
     dim %= len(input_sizes)

@@ -7,7 +7,8 @@ import torch
 from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.reduction import largest, spread, total
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 
 def _axis(x: Value, dim: int) -> list[int]:

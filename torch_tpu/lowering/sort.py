@@ -12,7 +12,8 @@ from torch_tpu.lowering.common import Scalar, ScalarOperand, as_value
 from torch_tpu.lowering.reduction import extreme_with_index, is_nan, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 
 _INDEX = torch.int32
 
@@ -72,7 +73,7 @@ def topk(
     return _shaped([hlo.slice_dim(values, dim, 0, k), hlo.slice_dim(order, dim, 0, k)], result)
 
 
-# ---- order statistics ------------------------------------------------------------------------------------------------
+# ---- order statistics -----------------------------------------------------------------------------------------------
 @lower("kthvalue")
 def kthvalue(x: Value, k: int, dim: int = -1, keepdim: bool = False, *, result: list[Type]) -> list[Value]:
     x, dim = _axis(x, dim)
@@ -124,7 +125,7 @@ def mode(x: Value, dim: int = -1, keepdim: bool = False, *, result: list[Type]) 
     return _shaped([take_along(values, at, dim), take_along(order, at, dim)], result)
 
 
-# ---- binary search ---------------------------------------------------------------------------------------------------
+# ---- binary search --------------------------------------------------------------------------------------------------
 def _search(sequence: Value, x: Value, right: bool, sorter: Value | None) -> Value:
     """Insertion points (int32) of ``x`` [..., m] in the sorted last dimension of ``sequence`` [..., n]."""
     n, dim = sequence.shape[-1], sequence.ndim - 1

@@ -49,7 +49,7 @@ def _one(x: Value) -> Value:
     return hlo.full_like(x, 1)
 
 
-# ---- gamma and zeta --------------------------------------------------------------------------------------------------
+# ---- gamma and zeta -------------------------------------------------------------------------------------------------
 @lower("lgamma", promote=FLOAT)
 def lgamma(x: Value) -> Value:
     pole = hlo.and_(x <= 0.0, equals(x, hlo.floor(x)))
@@ -223,7 +223,7 @@ lower("igamma", promote=FLOAT)(lambda a, x: _igamma(a, x, upper=False))
 lower("igammac", promote=FLOAT)(lambda a, x: _igamma(a, x, upper=True))
 
 
-# ---- error functions and logarithms ----------------------------------------------------------------------------------
+# ---- error functions and logarithms ---------------------------------------------------------------------------------
 @lower("special_entr", promote=FLOAT)
 def entr(x: Value) -> Value:
     """-x log(x), 0 at 0."""
@@ -290,7 +290,7 @@ def ndtri(p: Value) -> Value:
     )
 
 
-# ---- modified Bessel functions ---------------------------------------------------------------------------------------
+# ---- modified Bessel functions --------------------------------------------------------------------------------------
 def _i0e(x: Value) -> Value:
     size = hlo.abs_(x)
     inner = chebyshev(size / 2.0 - 2.0, c.I0_A)
@@ -338,7 +338,7 @@ for _order, _function in enumerate((_k0, _k1)):
     lower(f"special_scaled_modified_bessel_k{_order}", promote=FLOAT)(lambda x, _f=_function: _f(x, True))
 
 
-# ---- Bessel functions ------------------------------------------------------------------------------------------------
+# ---- Bessel functions -----------------------------------------------------------------------------------------------
 def _ratio(x: Value, above: Coefficients, below: Coefficients) -> Value:
     return polynomial(x, above) / polynomial(x, below)
 
@@ -432,7 +432,7 @@ def airy_ai(x: Value) -> Value:
     )
 
 
-# ---- orthogonal polynomials ------------------------------------------------------------------------------------------
+# ---- orthogonal polynomials -----------------------------------------------------------------------------------------
 Step = Callable[[Value, Value, Value, Value], Value]
 
 

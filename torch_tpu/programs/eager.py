@@ -21,11 +21,12 @@ PRECISIONS = ("medium", "high", "highest")
 
 # c10/core/ScalarType.h, AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS, in order.
 _ORDER = (
-    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16 "
-    "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz "
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 "
+    "bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz "
+    "float8_e4m3fnuz "
     "uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 int1 int2 int3 int4 int5 int6 int7 float8_e8m0fnu "
     "float4_e2m1fn_x2"
-).split()  # noqa: SIM905
+).split()
 DTYPE_OF_CODE: dict[int, torch.dtype] = {i: getattr(torch, n) for i, n in enumerate(_ORDER) if hasattr(torch, n)}
 CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 _MEMORY_FORMATS = {
@@ -82,8 +83,9 @@ def operator_spec(name: str) -> OperatorSpec:
 
 
 def composite(name: str) -> Callable[..., Any]:
-    """The Python function of an operator that runs outside of any program: its result sizes depend on data, or it is to run
-    on the host.
+    """The Python function of an operator that runs outside of any program.
+
+    Its result sizes depend on data, or the user wants it on the host.
     """
     return fallback.function(name) if fallback.allowed(name) else HOST_COMPOSITES[name.removeprefix("aten::")]
 

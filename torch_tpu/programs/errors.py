@@ -68,7 +68,7 @@ def _zeros(a: TensorArgument, storages: dict[int, torch.Tensor]) -> torch.Tensor
     return torch._neg_view(tensor) if a.negative else tensor
 
 
-# ---- calls that the meta kernels let pass and that may be wrong -------------------------------------------------------
+# ---- calls that the meta kernels let pass and that may be wrong -----------------------------------------------------
 _SAME_DTYPE = frozenset(
     "mm bmm addmm baddbmm addbmm mv addmv addr dot vdot index_put _index_put_impl_ linalg_vecdot".split()
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torch_tpu import config
+from torch_tpu import config, tpu
 from torch_tpu.tracing.schema import op_info, resolve
 
 _lock = threading.Lock()
@@ -48,7 +48,7 @@ class _Host:
     """The tensors of one call and their copies on the host."""
 
     def __init__(self) -> None:
-        self.device = torch.device("tpu", torch.tpu.current_device())
+        self.device = torch.device("tpu", tpu.current_device())
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def there(self, x: Any) -> Any:

@@ -1,7 +1,7 @@
 """Builds StableHLO text: modules, functions and regions. Knows nothing of PyTorch operators.
 
-The text follows the StableHLO specification (openxla/stablehlo, docs/spec.md) in MLIR's generic form for operations with
-regions and in the pretty form where that is as clear.
+The text follows the StableHLO specification (openxla/stablehlo, docs/spec.md) in MLIR's generic form for operations
+with regions and in the pretty form where that is as clear.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Function:
         #: text of further private functions of the module, by name
         self.private: dict[str, str] = {}
 
-    # ---- construction -------------------------------------------------------------------------------------------------
+    # ---- construction
+    # -------------------------------------------------------------------------------------------------
     def argument(self, shape: Shape, dtype: torch.dtype) -> Value:
         """Adds an argument and returns it."""
         value = Value(f"%arg{len(self.arguments)}", tuple(shape), dtype, self)
@@ -113,7 +114,8 @@ class Function:
         types = ", ".join(str(v.type) for v in values)
         self._lines.append(" " * self._indent + f"stablehlo.return {names} : {types}")
 
-    # ---- use ----------------------------------------------------------------------------------------------------------
+    # ---- use
+    # ----------------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def building(self) -> Iterator[Function]:
         """Makes this the current function of the thread."""
@@ -138,5 +140,6 @@ class Function:
         body = "\n".join([*self._lines, end])
         private = "".join("\n" + text for text in self.private.values())
         return (
-            f"module @{module_name} {{\n  func.func public @main({arguments}) -> ({types}) {{\n{body}\n  }}{private}\n}}\n"
+            f"module @{module_name} {{\n  func.func public @main({arguments}) -> ({types}) {{\n{body}\n  "
+            f"}}{private}\n}}\n"
         )

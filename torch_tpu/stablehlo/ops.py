@@ -1,7 +1,7 @@
 """The StableHLO vocabulary as plain functions on :class:`Value`.
 
-One function per operation, named as in the specification, with shapes and dtypes inferred and checked. Nothing here knows
-PyTorch's promotion or broadcasting; helpers that combine several operations stand at the end.
+One function per operation, named as in the specification, with shapes and dtypes inferred and checked. Nothing here
+knows PyTorch's promotion or broadcasting; helpers that combine several operations stand at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COMPLEX_PART = {torch.complex64: torch.float32, torch.complex128: torch.float64
 _COMPLEX_OF = {part: whole for whole, part in _COMPLEX_PART.items()}
 
 
-# ---- constants and conversion -----------------------------------------------------------------------------------------
+# ---- constants and conversion ---------------------------------------------------------------------------------------
 def _int_list(values: Sequence[int]) -> str:
     return f"array<i64: {', '.join(map(str, values))}>" if len(values) else "array<i64>"
 
@@ -62,7 +62,9 @@ def constant(value: Number, dtype: torch.dtype, shape: Shape = ()) -> Value:
     """A splat of one number. Integers wrap to ``dtype`` as a C cast does."""
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return convert(constant(value, torch.float32, shape), dtype)
-    return current().emit(f"stablehlo.constant dense<{_literal(value, dtype)}> : {tensor_type(shape, dtype)}", Type(shape, dtype))[0]
+    return current().emit(
+        f"stablehlo.constant dense<{_literal(value, dtype)}> : {tensor_type(shape, dtype)}", Type(shape, dtype)
+    )[0]
 
 
 def constant_list(values: Sequence[Number], dtype: torch.dtype) -> Value:
@@ -70,7 +72,9 @@ def constant_list(values: Sequence[Number], dtype: torch.dtype) -> Value:
     if not values:
         return constant(0, dtype, (0,))
     body = ", ".join(_literal(v, dtype) for v in values)
-    return current().emit(f"stablehlo.constant dense<[{body}]> : {tensor_type((len(values),), dtype)}", Type((len(values),), dtype))[0]
+    return current().emit(
+        f"stablehlo.constant dense<[{body}]> : {tensor_type((len(values),), dtype)}", Type((len(values),), dtype)
+    )[0]
 
 
 def full_like(x: Value, value: Number) -> Value:
@@ -110,6 +114,13 @@ def convert(x: Value, dtype: torch.dtype) -> Value:
 _HALVES = (torch.float16, torch.bfloat16)
 
 
+#: Stored digits of the significand and exponent of the least normal number (torch.finfo is wrong on one of them).
+_FLOAT8_FORMAT = {
+    torch.float8_e4m3fn: (3, -6), torch.float8_e5m2: (2, -14),
+    torch.float8_e4m3fnuz: (3, -7), torch.float8_e5m2fnuz: (2, -15),
+}  # fmt: skip
+
+
 def _is_float8(dtype: torch.dtype) -> bool:
     return dtype.itemsize == 1 and dtype.is_floating_point
 
@@ -126,7 +137,13 @@ def _to_float8(x: Value, dtype: torch.dtype) -> Value:
         return bitcast_convert(convert(exponent, torch.uint8), dtype)
     if dtype == torch.float8_e4m3fn:  # saturates, infinities too
         x = clamp(-448.0, x, 448.0)
-    return current().op("convert", [x], Type(x.shape, dtype))
+    # XLA's CPU backend goes by way of float16 and rounds twice: what it is given is exact.
+    digits, exponent = _FLOAT8_FORMAT[dtype]
+    step = 2.0 ** (exponent - digits)
+    fixed = round_nearest_even(x * (1 / step)) * step
+    floating = reduce_precision(x, exponent_bits=8, mantissa_bits=digits)
+    exact = select(abs_(x) < 2.0**exponent, fixed, floating)
+    return current().op("convert", [exact], Type(x.shape, dtype))
 
 
 def bitcast_convert(x: Value, dtype: torch.dtype) -> Value:
@@ -136,7 +153,7 @@ def bitcast_convert(x: Value, dtype: torch.dtype) -> Value:
     return current().op("bitcast_convert", [x], Type(shape, dtype))
 
 
-# ---- element-wise -----------------------------------------------------------------------------------------------------
+# ---- element-wise ---------------------------------------------------------------------------------------------------
 def _unary(name: str, result: Callable[[torch.dtype], torch.dtype] = lambda d: d) -> Callable[[Value], Value]:
     def operation(x: Value) -> Value:
         return current().op(name, [x], Type(x.shape, result(x.dtype)))
@@ -168,8 +185,12 @@ def _binary(name: str) -> Callable[[Value | Number, Value | Number], Value]:
 
 
 abs_ = _unary("abs", lambda d: _COMPLEX_PART.get(d, d))
-cbrt, ceil, cosine, exponential, exponential_minus_one = map(_unary, ("cbrt", "ceil", "cosine", "exponential", "exponential_minus_one"))
-floor, log, log_plus_one, logistic, negate, not_ = map(_unary, ("floor", "log", "log_plus_one", "logistic", "negate", "not"))
+cbrt, ceil, cosine, exponential, exponential_minus_one = map(
+    _unary, ("cbrt", "ceil", "cosine", "exponential", "exponential_minus_one")
+)
+floor, log, log_plus_one, logistic, negate, not_ = map(
+    _unary, ("floor", "log", "log_plus_one", "logistic", "negate", "not")
+)
 popcnt, round_nearest_afz, round_nearest_even = map(_unary, ("popcnt", "round_nearest_afz", "round_nearest_even"))
 rsqrt, sign, sine, sqrt, tan, tanh = map(_unary, ("rsqrt", "sign", "sine", "sqrt", "tan", "tanh"))
 count_leading_zeros = _unary("count_leading_zeros")
@@ -178,14 +199,22 @@ imag = _unary("imag", lambda d: _COMPLEX_PART[d])
 is_finite = _unary("is_finite", lambda d: torch.bool)
 
 # CHLO: expanded by XLA into StableHLO on every platform.
-erf, erf_inv, erfc, lgamma, digamma = map(_unary, ("chlo.erf", "chlo.erf_inv", "chlo.erfc", "chlo.lgamma", "chlo.digamma"))
-acos, acosh, asin, asinh, atan, atanh = map(_unary, ("chlo.acos", "chlo.acosh", "chlo.asin", "chlo.asinh", "chlo.atan", "chlo.atanh"))
+erf, erf_inv, erfc, lgamma, digamma = map(
+    _unary, ("chlo.erf", "chlo.erf_inv", "chlo.erfc", "chlo.lgamma", "chlo.digamma")
+)
+acos, acosh, asin, asinh, atan, atanh = map(
+    _unary, ("chlo.acos", "chlo.acosh", "chlo.asin", "chlo.asinh", "chlo.atan", "chlo.atanh")
+)
 cosh, sinh, bessel_i1e, conj = map(_unary, ("chlo.cosh", "chlo.sinh", "chlo.bessel_i1e", "chlo.conj"))
 next_after, polygamma, zeta = map(_binary, ("chlo.next_after", "chlo.polygamma", "chlo.zeta"))
 
 add, and_, atan2, divide, maximum, minimum = map(_binary, ("add", "and", "atan2", "divide", "maximum", "minimum"))
-multiply, or_, power, remainder, subtract, xor = map(_binary, ("multiply", "or", "power", "remainder", "subtract", "xor"))
-shift_left, shift_right_arithmetic, shift_right_logical = map(_binary, ("shift_left", "shift_right_arithmetic", "shift_right_logical"))
+multiply, or_, power, remainder, subtract, xor = map(
+    _binary, ("multiply", "or", "power", "remainder", "subtract", "xor")
+)
+shift_left, shift_right_arithmetic, shift_right_logical = map(
+    _binary, ("shift_left", "shift_right_arithmetic", "shift_right_logical")
+)
 
 
 def complex_(re: Value, im: Value) -> Value:
@@ -195,11 +224,21 @@ def complex_(re: Value, im: Value) -> Value:
 def compare(x: Value | Number, y: Value | Number, direction: str, total_order: bool = False) -> Value:
     """``direction`` is EQ, NE, LT, LE, GT or GE. ``total_order`` puts NaN last (floats only)."""
     x, y = _operands("compare", x, y)
-    kind = "TOTALORDER" if total_order and x.dtype.is_floating_point else (
-        "FLOAT" if x.dtype.is_floating_point or x.dtype.is_complex
-        else "UNSIGNED" if x.dtype == torch.bool or not x.dtype.is_signed else "SIGNED"
+    kind = (
+        "TOTALORDER"
+        if total_order and x.dtype.is_floating_point
+        else (
+            "FLOAT"
+            if x.dtype.is_floating_point or x.dtype.is_complex
+            else "UNSIGNED"
+            if x.dtype == torch.bool or not x.dtype.is_signed
+            else "SIGNED"
+        )
     )
-    text = f"stablehlo.compare {direction}, {x.name}, {y.name}, {kind} : ({x.type}, {y.type}) -> {tensor_type(x.shape, torch.bool)}"
+    text = (
+        f"stablehlo.compare {direction}, {x.name}, {y.name}, {kind} : ({x.type}, {y.type}) -> "
+        f"{tensor_type(x.shape, torch.bool)}"
+    )
     return current().emit(text, Type(x.shape, torch.bool))[0]
 
 
@@ -224,7 +263,7 @@ def optimization_barrier(*xs: Value) -> tuple[Value, ...]:
     return current().op_multi("optimization_barrier", xs, [x.type for x in xs], pure=False)
 
 
-# ---- shape ------------------------------------------------------------------------------------------------------------
+# ---- shape ----------------------------------------------------------------------------------------------------------
 def reshape(x: Value, shape: Sequence[int]) -> Value:
     shape = tuple(shape)
     if shape == x.shape:
@@ -275,7 +314,9 @@ def dynamic_update_slice(x: Value, update: Value, starts: Sequence[Value]) -> Va
     return current().op("dynamic_update_slice", [x, update, *starts], x.type)
 
 
-def pad(x: Value, value: Value | Number, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None) -> Value:
+def pad(
+    x: Value, value: Value | Number, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None
+) -> Value:
     """Pads with a 0-d ``value``; negative amounts crop."""
     interior = tuple(interior) if interior is not None else (0,) * x.ndim
     if not any((*low, *high, *interior)):
@@ -283,7 +324,10 @@ def pad(x: Value, value: Value | Number, low: Sequence[int], high: Sequence[int]
     if not isinstance(value, Value):
         value = constant(value, x.dtype)
     shape = tuple(lo + d + max(0, d - 1) * n + hi for d, lo, hi, n in zip(x.shape, low, high, interior, strict=True))
-    attributes = f"edge_padding_low = {_int_list(low)}, edge_padding_high = {_int_list(high)}, interior_padding = {_int_list(interior)}"
+    attributes = (
+        f"edge_padding_low = {_int_list(low)}, edge_padding_high = {_int_list(high)}, interior_padding = "
+        f"{_int_list(interior)}"
+    )
     return current().op("pad", [x, value], Type(shape, x.dtype), attributes)
 
 
@@ -299,11 +343,19 @@ def reverse(x: Value, dims: Sequence[int]) -> Value:
     return current().op("reverse", [x], x.type, f"dimensions = {_int_list(dims)}") if dims else x
 
 
-# ---- gather and scatter -----------------------------------------------------------------------------------------------
+# ---- gather and scatter ---------------------------------------------------------------------------------------------
 def gather(
-    x: Value, indices: Value, *, offset_dims: Sequence[int], collapsed_dims: Sequence[int], index_map: Sequence[int],
-    slice_sizes: Sequence[int], index_vector_dim: int | None = None, operand_batching_dims: Sequence[int] = (),
-    indices_batching_dims: Sequence[int] = (), sorted_indices: bool = False,
+    x: Value,
+    indices: Value,
+    *,
+    offset_dims: Sequence[int],
+    collapsed_dims: Sequence[int],
+    index_map: Sequence[int],
+    slice_sizes: Sequence[int],
+    index_vector_dim: int | None = None,
+    operand_batching_dims: Sequence[int] = (),
+    indices_batching_dims: Sequence[int] = (),
+    sorted_indices: bool = False,
 ) -> Value:
     """StableHLO ``gather``; ``index_vector_dim`` defaults to the last dimension of ``indices``."""
     vector_dim = indices.ndim - 1 if index_vector_dim is None else index_vector_dim
@@ -315,7 +367,8 @@ def gather(
         shape.append(next(w) if i in offset_dims else next(b))
     numbers = (
         f"#stablehlo.gather<offset_dims = {list(offset_dims)}, collapsed_slice_dims = {list(collapsed_dims)}, "
-        f"operand_batching_dims = {list(operand_batching_dims)}, start_indices_batching_dims = {list(indices_batching_dims)}, "
+        f"operand_batching_dims = {list(operand_batching_dims)}, start_indices_batching_dims = "
+        f"{list(indices_batching_dims)}, "
         f"start_index_map = {list(index_map)}, index_vector_dim = {vector_dim}>"
     )
     attributes = (
@@ -329,23 +382,37 @@ Combine = Callable[[Value, Value], Value]
 
 
 def scatter(
-    x: Value, indices: Value, updates: Value, combine: Combine | None = None, *, update_window_dims: Sequence[int],
-    inserted_dims: Sequence[int], index_map: Sequence[int], index_vector_dim: int | None = None,
-    input_batching_dims: Sequence[int] = (), indices_batching_dims: Sequence[int] = (), unique_indices: bool = False,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    combine: Combine | None = None,
+    *,
+    update_window_dims: Sequence[int],
+    inserted_dims: Sequence[int],
+    index_map: Sequence[int],
+    index_vector_dim: int | None = None,
+    input_batching_dims: Sequence[int] = (),
+    indices_batching_dims: Sequence[int] = (),
+    unique_indices: bool = False,
     sorted_indices: bool = False,
 ) -> Value:
-    """StableHLO ``scatter`` of one operand; without ``combine`` the update replaces. Out-of-range indices are dropped."""
+    """StableHLO ``scatter`` of one operand; without ``combine`` updates replace. Indices out of range are dropped."""
     vector_dim = indices.ndim - 1 if index_vector_dim is None else index_vector_dim
     function = current()
     scalar = Type((), x.dtype)
     with function.region(scalar, scalar) as ((old, new), region):
         function.return_(combine(old, new) if combine else new)
     numbers = (
-        f"#stablehlo.scatter<update_window_dims = {list(update_window_dims)}, inserted_window_dims = {list(inserted_dims)}, "
-        f"input_batching_dims = {list(input_batching_dims)}, scatter_indices_batching_dims = {list(indices_batching_dims)}, "
+        f"#stablehlo.scatter<update_window_dims = {list(update_window_dims)}, inserted_window_dims = "
+        f"{list(inserted_dims)}, "
+        f"input_batching_dims = {list(input_batching_dims)}, scatter_indices_batching_dims = "
+        f"{list(indices_batching_dims)}, "
         f"scatter_dims_to_operand_dims = {list(index_map)}, index_vector_dim = {vector_dim}>"
     )
-    flags = f"indices_are_sorted = {'true' if sorted_indices else 'false'}, unique_indices = {'true' if unique_indices else 'false'}"
+    flags = (
+        f"indices_are_sorted = {'true' if sorted_indices else 'false'}, unique_indices = "
+        f"{'true' if unique_indices else 'false'}"
+    )
     text = (
         f'"stablehlo.scatter"({x.name}, {indices.name}, {updates.name}) ({region[0]}) '
         f"{{scatter_dimension_numbers = {numbers}, {flags}}} : ({x.type}, {indices.type}, {updates.type}) -> {x.type}"
@@ -353,9 +420,11 @@ def scatter(
     return function.emit(text, x.type)[0]
 
 
-# ---- reductions, windows, sorting -------------------------------------------------------------------------------------
+# ---- reductions, windows, sorting -----------------------------------------------------------------------------------
 def reduce(
-    xs: Sequence[Value], inits: Sequence[Value | Number], dims: Sequence[int],
+    xs: Sequence[Value],
+    inits: Sequence[Value | Number],
+    dims: Sequence[int],
     body: Callable[[tuple[Value, ...], tuple[Value, ...]], Sequence[Value]],
 ) -> tuple[Value, ...]:
     """StableHLO ``reduce`` of several operands together; ``body(accumulators, elements)`` returns new accumulators."""
@@ -369,7 +438,8 @@ def reduce(
     results = [Type(tuple(d for i, d in enumerate(x.shape) if i not in gone), x.dtype) for x in xs]
     operands = [*xs, *initial]
     text = (
-        f'"stablehlo.reduce"({", ".join(v.name for v in operands)}) ({region[0]}) {{dimensions = {_int_list(sorted(gone))}}} : '
+        f'"stablehlo.reduce"({", ".join(v.name for v in operands)}) ({region[0]}) {{dimensions = '
+        f"{_int_list(sorted(gone))}}} : "
         f"({', '.join(str(v.type) for v in operands)}) -> ({', '.join(map(str, results))})"
     )
     return function.emit(text, *results)
@@ -381,9 +451,15 @@ def reduce_one(x: Value, init: Value | Number, dims: Sequence[int], combine: Com
 
 
 def reduce_window(
-    xs: Sequence[Value], inits: Sequence[Value | Number], body: Callable[[tuple[Value, ...], tuple[Value, ...]], Sequence[Value]], *,
-    window: Sequence[int], strides: Sequence[int] | None = None, padding: Sequence[tuple[int, int]] | None = None,
-    base_dilation: Sequence[int] | None = None, window_dilation: Sequence[int] | None = None,
+    xs: Sequence[Value],
+    inits: Sequence[Value | Number],
+    body: Callable[[tuple[Value, ...], tuple[Value, ...]], Sequence[Value]],
+    *,
+    window: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Sequence[tuple[int, int]] | None = None,
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
 ) -> tuple[Value, ...]:
     """StableHLO ``reduce_window``; every list has one entry per dimension of the operands."""
     function, rank, n = current(), xs[0].ndim, len(xs)
@@ -404,7 +480,8 @@ def reduce_window(
     operands = [*xs, *initial]
     pads = ", ".join(f"[{a}, {b}]" for a, b in padding)
     attributes = (
-        f"window_dimensions = {_int_list(window)}, window_strides = {_int_list(strides)}, base_dilations = {_int_list(base_dilation)}, "
+        f"window_dimensions = {_int_list(window)}, window_strides = {_int_list(strides)}, base_dilations = "
+        f"{_int_list(base_dilation)}, "
         f"window_dilations = {_int_list(window_dilation)}, padding = dense<[{pads}]> : tensor<{rank}x2xi64>"
     )
     text = (
@@ -415,8 +492,15 @@ def reduce_window(
 
 
 def select_and_scatter(
-    x: Value, source: Value, init: Value | Number, select_: Callable[[Value, Value], Value], combine: Combine, *,
-    window: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]],
+    x: Value,
+    source: Value,
+    init: Value | Number,
+    select_: Callable[[Value, Value], Value],
+    combine: Combine,
+    *,
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
 ) -> Value:
     function, scalar = current(), Type((), x.dtype)
     initial = init if isinstance(init, Value) else constant(init, x.dtype)
@@ -430,7 +514,8 @@ def select_and_scatter(
         f"padding = dense<[{pads}]> : tensor<{x.ndim}x2xi64>"
     )
     text = (
-        f'"stablehlo.select_and_scatter"({x.name}, {source.name}, {initial.name}) ({chooser[0]}, {combiner[0]}) {{{attributes}}} : '
+        f'"stablehlo.select_and_scatter"({x.name}, {source.name}, {initial.name}) ({chooser[0]}, {combiner[0]}) '
+        f"{{{attributes}}} : "
         f"({x.type}, {source.type}, {initial.type}) -> {x.type}"
     )
     return function.emit(text, x.type)[0]
@@ -461,7 +546,7 @@ def top_k(x: Value, k: int) -> tuple[Value, Value]:
     return result[0], result[1]
 
 
-# ---- control flow -----------------------------------------------------------------------------------------------------
+# ---- control flow ---------------------------------------------------------------------------------------------------
 def while_(
     carries: Sequence[Value], condition: Callable[..., Value], body: Callable[..., Sequence[Value]]
 ) -> tuple[Value, ...]:
@@ -477,7 +562,9 @@ def while_(
     return function.emit(text, *types)
 
 
-def if_(predicate: Value, on_true: Callable[[], Sequence[Value]], on_false: Callable[[], Sequence[Value]]) -> tuple[Value, ...]:
+def if_(
+    predicate: Value, on_true: Callable[[], Sequence[Value]], on_false: Callable[[], Sequence[Value]]
+) -> tuple[Value, ...]:
     function = current()
     with function.region() as (_, first):
         chosen = on_true()
@@ -485,14 +572,22 @@ def if_(predicate: Value, on_true: Callable[[], Sequence[Value]], on_false: Call
     with function.region() as (_, second):
         function.return_(*on_false())
     types = [v.type for v in chosen]
-    text = f'"stablehlo.if"({predicate.name}) ({first[0]}, {second[0]}) : ({predicate.type}) -> ({", ".join(map(str, types))})'
+    text = (
+        f'"stablehlo.if"({predicate.name}) ({first[0]}, {second[0]}) : ({predicate.type}) -> '
+        f"({', '.join(map(str, types))})"
+    )
     return function.emit(text, *types, pure=False)
 
 
-# ---- contractions -----------------------------------------------------------------------------------------------------
+# ---- contractions ---------------------------------------------------------------------------------------------------
 def dot_general(
-    x: Value, y: Value, *, contract: tuple[Sequence[int], Sequence[int]], batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
-    dtype: torch.dtype | None = None, precision: str = "DEFAULT",
+    x: Value,
+    y: Value,
+    *,
+    contract: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    dtype: torch.dtype | None = None,
+    precision: str = "DEFAULT",
 ) -> Value:
     """Generalised matrix product; the result has batch, then ``x``'s, then ``y``'s free dimensions, in ``dtype``."""
     (cx, cy), (bx, by) = contract, batch
@@ -510,16 +605,28 @@ def dot_general(
 
 
 def convolution(
-    x: Value, kernel: Value, *, dims: str, strides: Sequence[int], padding: Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int], rhs_dilation: Sequence[int], feature_groups: int = 1, batch_groups: int = 1,
-    reversal: Sequence[bool] | None = None, shape: Shape, dtype: torch.dtype | None = None, precision: str = "DEFAULT",
+    x: Value,
+    kernel: Value,
+    *,
+    dims: str,
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    feature_groups: int = 1,
+    batch_groups: int = 1,
+    reversal: Sequence[bool] | None = None,
+    shape: Shape,
+    dtype: torch.dtype | None = None,
+    precision: str = "DEFAULT",
 ) -> Value:
     """StableHLO ``convolution``; ``dims`` is the dimension string, e.g. ``[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]``."""
     pads = ", ".join(f"[{a}, {b}]" for a, b in padding)
     rank = len(strides)
     padding_text = f"dense<[{pads}]> : tensor<{rank}x2xi64>" if rank else "dense<> : tensor<0x2xi64>"
     attributes = (
-        f"dimension_numbers = #stablehlo.conv<{dims}>, window_strides = {_int_list(strides)}, padding = {padding_text}, "
+        f"dimension_numbers = #stablehlo.conv<{dims}>, window_strides = {_int_list(strides)}, padding = "
+        f"{padding_text}, "
         f"lhs_dilation = {_int_list(lhs_dilation)}, rhs_dilation = {_int_list(rhs_dilation)}, "
         f"window_reversal = {_bool_list(reversal or [False] * rank)}, "
         f"feature_group_count = {feature_groups} : i64, batch_group_count = {batch_groups} : i64, "
@@ -528,12 +635,14 @@ def convolution(
     return current().op("convolution", [x, kernel], Type(tuple(shape), dtype or x.dtype), attributes)
 
 
-# ---- linear algebra, transforms, random bits, escape hatches ------------------------------------------------------------
+# ---- linear algebra, transforms, random bits, escape hatches --------------------------------------------------------
 def cholesky(x: Value, lower: bool = True) -> Value:
     return current().op("cholesky", [x], x.type, f"lower = {'true' if lower else 'false'}")
 
 
-def triangular_solve(a: Value, b: Value, *, left: bool, lower: bool, unit_diagonal: bool, transpose_a: str = "NO_TRANSPOSE") -> Value:
+def triangular_solve(
+    a: Value, b: Value, *, left: bool, lower: bool, unit_diagonal: bool, transpose_a: str = "NO_TRANSPOSE"
+) -> Value:
     flags = {"left_side": left, "lower": lower, "unit_diagonal": unit_diagonal}
     attributes = ", ".join(f"{k} = {'true' if v else 'false'}" for k, v in flags.items())
     attributes += f", transpose_a = #stablehlo<transpose {transpose_a}>"
@@ -542,7 +651,9 @@ def triangular_solve(a: Value, b: Value, *, left: bool, lower: bool, unit_diagon
 
 def fft(x: Value, kind: str, lengths: Sequence[int], result: Type) -> Value:
     """``kind`` is FFT, IFFT, RFFT or IRFFT over the last ``len(lengths)`` dimensions."""
-    return current().op("fft", [x], result, f"fft_type = #stablehlo<fft_type {kind}>, fft_length = {_int_list(lengths)}")
+    return current().op(
+        "fft", [x], result, f"fft_type = #stablehlo<fft_type {kind}>, fft_length = {_int_list(lengths)}"
+    )
 
 
 def rng_bit_generator(state: Value, shape: Shape, dtype: torch.dtype, algorithm: str = "PHILOX") -> tuple[Value, Value]:
@@ -553,13 +664,15 @@ def rng_bit_generator(state: Value, shape: Shape, dtype: torch.dtype, algorithm:
     return a, b
 
 
-def custom_call(target: str, operands: Sequence[Value], results: Sequence[Type], attributes: str = "") -> tuple[Value, ...]:
+def custom_call(
+    target: str, operands: Sequence[Value], results: Sequence[Type], attributes: str = ""
+) -> tuple[Value, ...]:
     """A call by name. ``attributes`` holds further attribute text, e.g. ``backend_config`` or ``api_version``."""
     attributes = f'call_target_name = "{target}"' + (f", {attributes}" if attributes else "")
     return current().op_multi("custom_call", operands, results, attributes)
 
 
-# ---- combinations -----------------------------------------------------------------------------------------------------
+# ---- combinations ---------------------------------------------------------------------------------------------------
 def broadcast_to(x: Value, shape: Sequence[int]) -> Value:
     """NumPy broadcasting of ``x`` to ``shape`` (trailing dimensions align)."""
     shape = tuple(shape)
@@ -596,11 +709,17 @@ def _reflected(operation: Callable[[Any, Any], Value]) -> Callable[[Value, Any],
 
 
 for _name, _operation in {
-    "add": add, "sub": subtract, "mul": multiply, "truediv": divide, "and": and_, "or": or_, "xor": xor,
+    "add": add,
+    "sub": subtract,
+    "mul": multiply,
+    "truediv": divide,
+    "and": and_,
+    "or": or_,
+    "xor": xor,
 }.items():
     setattr(Value, f"__{_name}__", _operation)
     setattr(Value, f"__r{_name}__", _reflected(_operation))
 for _name, _direction in {"lt": "LT", "le": "LE", "gt": "GT", "ge": "GE"}.items():
     setattr(Value, f"__{_name}__", lambda x, y, _d=_direction: compare(x, y, _d))
-Value.__neg__ = lambda self: negate(self)  # type: ignore[attr-defined]
-Value.__invert__ = lambda self: not_(self)  # type: ignore[attr-defined]
+Value.__neg__ = lambda self: negate(self)  # type: ignore[method-assign]
+Value.__invert__ = lambda self: not_(self)  # type: ignore[method-assign]

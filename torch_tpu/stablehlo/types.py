@@ -71,7 +71,7 @@ class Value:
     Rules that need PyTorch's promotion and broadcasting declare it at registration instead.
     """
 
-    __slots__ = ("name", "shape", "dtype", "function")
+    __slots__ = ("dtype", "function", "name", "shape")
 
     def __init__(self, name: str, shape: Shape, dtype: torch.dtype, function: Function) -> None:
         self.name = name

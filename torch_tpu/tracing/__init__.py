@@ -1,1 +1,1 @@
-"""Runs PyTorch operators under a dispatch mode and gets a StableHLO module: the one path from every mode to a program."""
+"""Runs PyTorch operators under a dispatch mode and gets a StableHLO module: the one way from a call to a program."""

@@ -1,7 +1,7 @@
 """From one operator call to a program: module text, operands, results.
 
-The eager kernel calls :func:`build` when its program table has no entry for a call. The description of the arguments comes
-from C++ as plain tuples (see :data:`Argument`), the answer goes back as a :class:`Plan`.
+The eager kernel calls :func:`build` when its program table has no entry for a call. The description of the arguments
+comes from C++ as plain tuples (see :data:`Argument`), the answer goes back as a :class:`Plan`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_tpu.lowering import view
-from torch_tpu.stablehlo import Type, Value, ops as hlo
+from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import ops as hlo
 from torch_tpu.tracing.schema import OpInfo, op_info, resolve
 from torch_tpu.tracing.tracer import ListedScalar, ScalarOperand, Tracer
 
@@ -20,10 +21,10 @@ from torch_tpu.tracing.tracer import ListedScalar, ScalarOperand, Tracer
 class TensorArgument(NamedTuple):
     """A device tensor: a window on the base array of storage slot ``slot``.
 
-    ``offset`` is the window's offset at this call; the program takes it as an operand. ``fits`` says whether the window's
-    slice stays inside its chain (:mod:`torch_tpu.lowering.view`). ``base`` is None for memory that was never written.
-    ``position`` is the tensor's place among the call's tensor arguments, ``storage`` its storage's size in bytes.
-    ``conjugate`` and ``negative`` are PyTorch's lazy bits: the tensor means that of its memory.
+    ``offset`` is the window's offset at this call; the program takes it as an operand. ``fits`` says whether the
+    window's slice stays inside its chain (:mod:`torch_tpu.lowering.view`). ``base`` is None for memory that was never
+    written. ``position`` is the tensor's place among the call's tensor arguments, ``storage`` its storage's size in
+    bytes. ``conjugate`` and ``negative`` are PyTorch's lazy bits: the tensor means that of its memory.
     """
 
     position: int
@@ -42,7 +43,7 @@ class TensorArgument(NamedTuple):
 class HostScalar(NamedTuple):
     """A 0-d CPU tensor; a ``wrapped`` one came from a Python number and promotes as such."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     dtype: torch.dtype
     wrapped: bool
     value: Any
@@ -51,14 +52,14 @@ class HostScalar(NamedTuple):
 class NumberArgument(NamedTuple):
     """A Scalar or float argument whose value is an operand."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     value: Any
 
 
 class NumbersArgument(NamedTuple):
     """A list of Scalars whose values are one packed operand, shape ``[len(values)]``."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     values: list[Any]
 
 
@@ -66,15 +67,15 @@ Argument = TensorArgument | NumbersArgument | HostScalar | NumberArgument | list
 
 
 class Operand(NamedTuple):
-    """One program argument: ``kind`` is base, offset, scalar, scalars, rng, flag or code; ``index`` counts in its kind."""
+    """A program argument. ``kind``: base, offset, scalar, scalars, rng, flag or code; ``index`` counts in its kind."""
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]
     dtype: torch.dtype
 
 
 class Output(NamedTuple):
-    """One program result. ``slot`` is the storage slot it replaces, or -1 for a fresh storage, or -2 for the index flag."""
+    """One program result. ``slot`` is the storage slot it replaces, -1 for a fresh storage, -2 for the index flag."""
 
     slot: int
     type: Type
@@ -242,7 +243,8 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
     outs = outs if len(returns) > 1 else (outs,) if returns else ()  # one return of type Tensor[] is one list
     aliases = [r.alias_info is not None for r in returns]
     results = [
-        [result(t, a) for t in r] if isinstance(r, list | tuple) else result(r, a) for r, a in zip(outs, aliases, strict=True)
+        [result(t, a) for t in r] if isinstance(r, list | tuple) else result(r, a)
+        for r, a in zip(outs, aliases, strict=True)
     ]
     if trace.out_of_range is not None:
         flag = trace.operand("flag", 0, (), torch.int32)

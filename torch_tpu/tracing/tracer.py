@@ -1,9 +1,9 @@
 """Runs PyTorch operators on meta tensors and records what they mean as StableHLO.
 
-A traced tensor is a plain meta tensor. Its storage has a :class:`TraceCell` here, as a device tensor's storage has a cell in
-the runtime: the current base array as a value. View operators run on the meta tensors alone; reading a window rebuilds it
-from the base; writing one computes the new base. So decompositions may use views, in-place operators and ``out=`` freely,
-and everything in one trace becomes one program.
+A traced tensor is a plain meta tensor. Its storage has a :class:`TraceCell` here, as a device tensor's storage has a
+cell in the runtime: the current base array as a value. View operators run on the meta tensors alone; reading a window
+rebuilds it from the base; writing one computes the new base. So decompositions may use views, in-place operators and
+``out=`` freely, and everything in one trace becomes one program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torch_tpu.lowering import view
 from torch_tpu.lowering.registry import Promotion, Rule
-from torch_tpu.stablehlo import Function, Type, Value, ops as hlo
+from torch_tpu.stablehlo import Function, Type, Value
+from torch_tpu.stablehlo import ops as hlo
 from torch_tpu.tracing.schema import OpInfo, op_info
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]
@@ -49,7 +50,7 @@ class ScalarOperand:
         self._trace = trace
 
     def to(self, dtype: torch.dtype) -> Value:
-        """The number as a 0-d value of ``dtype``, converted on the host; from float32 to one of eight bits on the device."""
+        """The number as a 0-d value of ``dtype``, converted on the host; to a dtype of eight bits on the device."""
         if dtype.itemsize == 1 and dtype.is_floating_point:
             return hlo.convert(self.to(torch.float32), dtype)
         return self._trace.operand("scalar", self.index, (), dtype)
@@ -120,7 +121,8 @@ class Tracer:
         self.uses_precision = True
         return self._precision
 
-    # ---- operands -----------------------------------------------------------------------------------------------------
+    # ---- operands
+    # -----------------------------------------------------------------------------------------------------
     def operand(self, kind: str, index: int, shape: Sequence[int], dtype: torch.dtype) -> Value:
         """The program argument for run-time quantity ``index`` of ``kind``, as ``dtype``; created on first use."""
         key = (kind, index, dtype)
@@ -132,7 +134,8 @@ class Tracer:
         """The generator's state, ui64[2] = (seed, offset), at a draw that uses ``blocks`` blocks of 128 bits.
 
         XLA spreads the seed over Philox's key and the high word of its counter, and counts blocks upwards from the
-        offset: the bits of a draw depend on its seed and offset alone, and draws that reserve their blocks do not overlap.
+        offset: the bits of a draw depend on its seed and offset alone, and draws that reserve their blocks do not
+        overlap.
         """
         state = self.operand("rng", 0, (2,), torch.uint64)
         if self.rng_used:
@@ -152,7 +155,8 @@ class Tracer:
         any_bad = hlo.reduce_one(bad, False, range(bad.ndim), hlo.or_)
         self.out_of_range = any_bad if self.out_of_range is None else hlo.or_(self.out_of_range, any_bad)
 
-    # ---- cells --------------------------------------------------------------------------------------------------------
+    # ---- cells
+    # --------------------------------------------------------------------------------------------------------
     def cell(self, t: torch.Tensor) -> TraceCell:
         key = t.untyped_storage()._cdata
         if key not in self._cells:
@@ -204,7 +208,7 @@ class Tracer:
         return self._base(self.cell(t), t)
 
     def _store(self, cell: TraceCell, t: torch.Tensor, value: Value) -> None:
-        key = sizes, strides, offset, dtype = geometry(t)
+        key = sizes, strides, offset, _ = geometry(t)
         if t.numel() * t.itemsize == t.untyped_storage().nbytes() and view.is_dense(sizes, strides):
             cell.base, cell.full = None, key
         else:
@@ -240,7 +244,8 @@ class Tracer:
             return hlo.constant(flat[0], t.dtype, tuple(t.shape))
         return hlo.reshape(hlo.constant_list(flat, t.dtype), tuple(t.shape))
 
-    # ---- operators ----------------------------------------------------------------------------------------------------
+    # ---- operators
+    # ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Makes this the thread's trace."""
@@ -260,7 +265,7 @@ class Tracer:
             return function(*args, **kwargs)
 
     def call(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """One operator on traced tensors: meta kernel, then rule or decomposition, then results bound or written back."""
+        """One operator on traced tensors: meta kernel, rule or decomposition, then results bound or written back."""
         info = op_info(op)
         kwargs = {k: _to_meta(v) for k, v in kwargs.items()}
         if info.rule is None and (info.is_view or _changes_view(info)):
@@ -270,9 +275,11 @@ class Tracer:
             return self._apply(info, info.rule, bound, args, kwargs)
         return self._decompose(info, bound, args, kwargs)
 
-    def _apply(self, info: OpInfo, rule: Rule, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _apply(
+        self, info: OpInfo, rule: Rule, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         values = tree_map_only(torch.Tensor, self.read, {k: v for k, v in bound.items() if k not in info.out})
-        outs = info.op(*_numbers(args), **_numbers(kwargs))
+        outs = _described(info, rule, _numbers(args), _numbers(kwargs))
         targets = self._targets(info, bound, outs)
         self.op_names.append(info.name)
         results = _call_rule(info, rule, values, [_type_of(t) for t in targets], bound)
@@ -318,7 +325,9 @@ class Tracer:
                 else:
                     self.bind(target, value)
             except LoweringError as error:
-                raise LoweringError(f"{info.name}: PyTorch's meta kernel and the lowering rule disagree: {error}.") from None
+                raise LoweringError(
+                    f"{info.name}: PyTorch's meta kernel and the lowering rule disagree: {error}."
+                ) from None
 
     def _decompose(self, info: OpInfo, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Traces PyTorch's own definition: of the overload, or of the functional one whose results are then written."""
@@ -338,13 +347,25 @@ class Tracer:
         raise NotImplementedError(missing(info.name))
 
 
+def _described(info: OpInfo, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The results without their values: from PyTorch's meta kernel, or the rule's own."""
+    if rule.meta is None:
+        return info.op(*args, **kwargs)
+    made = rule.meta(*args, **{k: v for k, v in kwargs.items() if k not in info.out})
+    for name in info.out:
+        made = kwargs[name].resize_(made.shape)
+    return made
+
+
 def _decomposition(op: OpOverload) -> Callable[..., Any] | None:
-    """PyTorch's Python decomposition. Its references of composite losses want the reduction by name: those are left out."""
+    """PyTorch's Python decomposition, without its references of losses: they want the reduction by name."""
     from torch._decomp import decomposition_table
 
     function = decomposition_table.get(op)
     by_name = getattr(function, "__module__", None) == "torch._refs.nn.functional"
-    return None if by_name and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd) else function
+    return (
+        None if by_name and op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd) else function
+    )
 
 
 def _changes_view(info: OpInfo) -> bool:
@@ -365,7 +386,8 @@ def _composite(op: OpOverload) -> Callable[..., Any] | None:
 def missing(name: str) -> str:
     """The sentence for an operator that has neither a rule nor a decomposition."""
     return (
-        f"The operator '{name}' has no lowering rule and no decomposition on tpu. Move its inputs to the CPU for this call, "
+        f"The operator '{name}' has no lowering rule and no decomposition on tpu. Move its inputs to the CPU for "
+        f"this call, "
         f"name it in TORCH_TPU_CPU_FALLBACK to have that done, or add a rule (see docs/operators.md)."
     )
 
@@ -379,7 +401,7 @@ class _TracingMode(TorchDispatchMode):
         return self._trace.call(func, args, kwargs or {})
 
 
-# ---- arguments ----------------------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------
 def _type_of(t: Any) -> Type | None:
     return Type(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None
 
@@ -463,4 +485,3 @@ def _invoke(
     if "tensors" in rule.keywords:  # the arguments as meta tensors, for the few results that depend on strides
         keywords["tensors"] = bound
     return rule.function(*positional, **keywords)
-

@@ -224,6 +224,10 @@ void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking)
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source_in, bool non_blocking) {
   if (self.is_same(source_in)) return self;
   TORCH_CHECK(source_in.defined() && self.defined(), "copy_ needs two defined tensors.");
+  if (source_in.sizes() != self.sizes()) {
+    const auto shape = at::infer_size(self.sizes(), source_in.sizes());
+    TORCH_CHECK(shape == self.sizes(), "output with shape ", self.sizes(), " doesn't match the broadcast shape ", at::IntArrayRef(shape));
+  }
   const auto source = source_in.sizes() == self.sizes() ? source_in : source_in.expand(self.sizes());
   if (self.numel() == 0) return self;
   at::assert_no_internal_overlap(self);
@@ -289,6 +293,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
     rethrow(error);
   }
   auto host = at::from_blob(bytes, {}, self.options().device(at::kCPU));
+  if (c10::isFloat8Type(self.scalar_type())) return host.item();
   return host_scalar(host.unsafeGetTensorImpl());
 }
 
