@@ -147,7 +147,7 @@ STATED: dict[str, tuple[int, Snippet]] = {
     "x[mask]": (2, lambda w, k: w.x[w.masks[k]]),
     "x[mask, j]": (2, lambda w, k: w.x[w.masks[k], 0]),
     # ... and what is computed from it has the shape that it has
-    "x[mask].sum()": (8, lambda w, k: w.x[w.masks[k]].sum()),
+    "x[mask].sum()": (2 + 8, lambda w, k: w.x[w.masks[k]].sum()),
     "x[:k].sum()": (8, lambda w, k: w.x[: k + 1].sum()),
     "arange of k": (8, lambda w, k: torch.arange(k + 5, device="tpu")),
     "cat in a growing loop": (8, lambda w, k: w.grow()),

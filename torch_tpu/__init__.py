@@ -44,7 +44,7 @@ def _check_build() -> None:
 
 
 def _register() -> None:
-    from torch_tpu import _C, autocast_overrides, backends, dlpack_overrides, platform, tpu
+    from torch_tpu import _C, autocast_overrides, backends, dlpack_overrides, nested_overrides, platform, shutdown, tpu
 
     torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", tpu)
@@ -54,8 +54,9 @@ def _register() -> None:
     _C._register_kernels()
     dlpack_overrides.install()
     autocast_overrides.install()
+    nested_overrides.install()
     tpu._apply_environment()
-    atexit.register(_C._shutdown)
+    atexit.register(shutdown.run)
 
 
 #: Why the device could not be registered, for _loader.load().

@@ -94,3 +94,23 @@ class HostWork(TorchDispatchMode):
 
     def _reads_size(self, t: torch.Tensor) -> bool:
         return self._composite > 0 and t.numel() <= _SIZE_ELEMENTS
+
+
+class Draws(TorchDispatchMode):
+    """Notes whether a computation on the CPU draws random numbers.
+
+    Attributes:
+        found: It does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.found or torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        before = torch.get_rng_state()
+        out = func(*args, **(kwargs or {}))
+        self.found = not torch.equal(before, torch.get_rng_state())
+        return out

@@ -81,6 +81,8 @@ def _run_module(
         module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
         module = module.to(dtype).train(training)
         inputs = sample.forward_input.args, sample.forward_input.kwargs
+        if info.is_lazy:  # its parameters are made by a first call
+            _pass(module, Transfer("cpu")(inputs), False)
         there, there_inputs = copy.deepcopy(module), Transfer("tpu")(inputs)
         truth, wide_inputs = copy.deepcopy(module), inputs
         torch.manual_seed(0)

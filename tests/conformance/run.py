@@ -109,7 +109,8 @@ class Worker:
             self.close()
         if self._process is None:
             self._served = 0
-            environment = {**os.environ, "TORCH_TPU_CACHE": "0", "TORCH_TPU_QUIET": "1", "OMP_NUM_THREADS": "1"}
+            environment = os.environ | {"TORCH_TPU_CACHE": "0", "TORCH_TPU_QUIET": "1", "OMP_NUM_THREADS": "1"}
+            environment["TORCH_TPU_CPU_FALLBACK"] = ""
             command = [sys.executable, "-m", "tests.conformance.worker", self._phase.name, str(self._limit)]
             log = subprocess.DEVNULL if "CONFORMANCE_STDERR" not in os.environ else None
             self._process = subprocess.Popen(

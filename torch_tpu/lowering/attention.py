@@ -14,6 +14,7 @@ import torch
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.precision import product
+from torch_tpu.lowering.reduction import largest, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Shape, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -29,8 +30,7 @@ def _rows_by_columns(x: Value, y: Value, contract: tuple[int, int]) -> Value:
 
 def _last(v: Value, combine: str) -> Value:
     """Reduces the last dimension and keeps it as a size of one."""
-    init, body = {"max": (_NEGATIVE_INFINITY, hlo.maximum), "sum": (0, hlo.add)}[combine]
-    return hlo.expand_dims(hlo.reduce_one(v, init, [v.ndim - 1], body), [-1])
+    return {"max": largest, "sum": total}[combine](v, [v.ndim - 1], keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,9 @@ def attention(
     top = _last(s, "max")
     top = hlo.select(hlo.compare(top, _NEGATIVE_INFINITY, "EQ"), hlo.full_like(top, 0), top)
     e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
-    total = _last(e, "sum")
-    logsumexp = hlo.squeeze(top + hlo.log(total), [-1])
-    weights = hlo.divide(
-        e, hlo.broadcast_to(hlo.select(hlo.compare(total, 0, "EQ"), hlo.full_like(total, 1), total), e.shape)
-    )
+    mass = _last(e, "sum")
+    logsumexp = hlo.squeeze(top + hlo.log(mass), [-1])
+    weights = hlo.divide(e, hlo.broadcast_to(hlo.select(hlo.compare(mass, 0, "EQ"), 1, mass), e.shape))
     zero = hlo.constant(0, torch.int64)
     seed, offset = zero, zero
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):

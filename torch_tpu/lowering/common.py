@@ -22,6 +22,18 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return _COMPUTE.get(dtype, dtype)
 
 
+def for_cpu() -> bool:
+    """Whether XLA's CPU backend will compile the trace: it has fast kernels for other forms than a TPU."""
+    return tracer().emulate_precision
+
+
+def row_major(x: Value) -> Value:
+    """``x``, which XLA may not lay out in another order, as it does to make the transpose of a result free."""
+    order = f"[dense<[{', '.join(map(str, reversed(range(x.ndim))))}]> : tensor<{x.ndim}xindex>]"
+    attributes = f'backend_config = "", operand_layouts = {order}, result_layouts = {order}'
+    return hlo.custom_call("LayoutConstraint", [x], [x.type], attributes)[0]
+
+
 def as_value(x: Scalar, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
     """A number, run-time scalar or value as ``dtype``, broadcast to ``shape``."""
     if isinstance(x, ScalarOperand):

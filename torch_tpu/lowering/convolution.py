@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_tpu.lowering.common import compute_dtype
-from torch_tpu.lowering.precision import convolve
+from torch_tpu.lowering import grouped
+from torch_tpu.lowering.common import compute_dtype, for_cpu
+from torch_tpu.lowering.precision import convolve, product, served
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -41,37 +42,68 @@ def _numbers(lhs: str, rhs: str, out: str, rank: int) -> str:
     return f"{lhs}x{rhs}->{out}"
 
 
+def _is_product(w: Value, g: Geometry) -> bool:
+    """Whether a kernel of one element per channel makes a matrix product, for which a CPU has the faster kernels."""
+    return for_cpu() and w.dtype.is_floating_point and g.groups == 1 and set(w.shape[2:]) == {1} and not any(g.padding)
+
+
+def _convolve(
+    x: Value, w: Value, size: tuple[int, ...], *, strides: tuple[int, ...], padding: list[tuple[int, int]],
+    lhs_dilation: tuple[int, ...], rhs_dilation: tuple[int, ...], groups: int, kernel: str, dtype: torch.dtype,
+) -> Value:  # fmt: skip
+    """The convolution with ``size`` results; ``kernel`` names the first dimensions of ``w``: ``oi`` or ``io``."""
+    shape = (x.shape[0], w.shape[kernel.index("o")], *size)
+    window = {
+        "strides": strides, "padding": padding, "lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation,
+        "shape": shape,
+    }  # fmt: skip
+    if groups > 1 and for_cpu():
+
+        def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
+            return grouped.convolution(a, b, groups=groups, dtype=dtype, **window)
+
+        return served(x, w, multiply, dtype)
+    dims = _numbers("bf", kernel, "bf", len(size))
+    return convolve(x, w, dims=dims, feature_groups=groups, dtype=dtype, **window)
+
+
 def correlate(x: Value, w: Value, g: Geometry, size: tuple[int, ...], dtype: torch.dtype) -> Value:
     """``y[n, o, i] = sum w[o, c, j] x[n, c, s i + d j - p]`` with ``size`` positions i; x counts as zero outside."""
     rank, kernel = len(size), w.shape[2:]
+    if _is_product(w, g):
+        limits = [(n - 1) * s + 1 for n, s in zip(size, g.stride, strict=True)]
+        seen = hlo.slice_(x, [0] * x.ndim, [*x.shape[:2], *limits], [1, 1, *g.stride])
+        return hlo.move_dim(product(hlo.reshape(w, w.shape[:2]), seen, contract=((1,), (1,)), dtype=dtype), 1, 0)
     pads = [
         (p, (n - 1) * s + d * (k - 1) + 1 - have - p)
         for n, s, d, k, have, p in zip(size, g.stride, g.dilation, kernel, x.shape[2:], g.padding, strict=True)
     ]
-    return convolve(
-        x, w, dims=_numbers("bf", "oi", "bf", rank), strides=g.stride, padding=pads, lhs_dilation=(1,) * rank,
-        rhs_dilation=g.dilation, feature_groups=g.groups, shape=(x.shape[0], w.shape[0], *size), dtype=dtype,
+    return _convolve(
+        x, w, size, strides=g.stride, padding=pads, lhs_dilation=(1,) * rank, rhs_dilation=g.dilation, groups=g.groups,
+        kernel="oi", dtype=dtype,
     )  # fmt: skip
 
 
 def adjoint(y: Value, w: Value, g: Geometry, size: tuple[int, ...], dtype: torch.dtype) -> Value:
     """The transpose of :func:`correlate` as a map of x: spreads ``y`` over ``size`` positions."""
     rank, kernel = len(size), w.shape[2:]
+    if _is_product(w, g):
+        z = hlo.move_dim(product(hlo.reshape(w, w.shape[:2]), y, contract=((0,), (1,)), dtype=dtype), 1, 0)
+        rest = [n - ((have - 1) * s + 1) for n, have, s in zip(size, y.shape[2:], g.stride, strict=True)]
+        return hlo.pad(z, 0, [0] * z.ndim, [0, 0, *rest], [0, 0, *(s - 1 for s in g.stride)])
     if g.groups > 1:  # [groups * out, in, ...] -> [groups * in, out, ...]
         out, inner = w.shape[0] // g.groups, w.shape[1]
         w = hlo.reshape(w, (g.groups, out, inner, *kernel))
         w = hlo.reshape(hlo.transpose(w, (0, 2, 1, *range(3, 3 + rank))), (g.groups * inner, out, *kernel))
-    channels = w.shape[0] if g.groups > 1 else w.shape[1]
     # Reversed as data: XLA's CPU backend leaves its fast kernels for a reversed window.
     w = hlo.reverse(w, range(2, 2 + rank))
     pads = []
     for n, s, d, k, have, p in zip(size, g.stride, g.dilation, kernel, y.shape[2:], g.padding, strict=True):
         low = d * (k - 1) - p
         pads.append((low, n + d * (k - 1) - ((have - 1) * s + 1) - low))
-    return convolve(
-        y, w, dims=_numbers("bf", "oi" if g.groups > 1 else "io", "bf", rank), strides=(1,) * rank, padding=pads,
-        lhs_dilation=g.stride, rhs_dilation=g.dilation, feature_groups=g.groups,
-        shape=(y.shape[0], channels, *size), dtype=dtype,
+    return _convolve(
+        y, w, size, strides=(1,) * rank, padding=pads, lhs_dilation=g.stride, rhs_dilation=g.dilation, groups=g.groups,
+        kernel="oi" if g.groups > 1 else "io", dtype=dtype,
     )  # fmt: skip
 
 
@@ -82,6 +114,15 @@ def kernel_gradient(x: Value, y: Value, g: Geometry, kernel: tuple[int, ...], dt
         (p, (k - 1) * d + (n - 1) * s + 1 - have - p)
         for k, d, n, s, have, p in zip(kernel, g.dilation, y.shape[2:], g.stride, x.shape[2:], g.padding, strict=True)
     ]
+    if g.groups > 1 and for_cpu():
+
+        def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
+            return grouped.kernel_gradient(
+                a, b, strides=g.stride, padding=pads, rhs_dilation=g.dilation, groups=g.groups, kernel=kernel,
+                dtype=dtype,
+            )  # fmt: skip
+
+        return served(x, y, multiply, dtype)
     return convolve(
         x, y, dims=_numbers("fb", "io", "fb", rank), strides=g.dilation, padding=pads, lhs_dilation=(1,) * rank,
         rhs_dilation=g.stride, batch_groups=g.groups, shape=(y.shape[1], x.shape[1] // g.groups, *kernel), dtype=dtype,

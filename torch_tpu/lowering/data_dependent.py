@@ -154,6 +154,11 @@ def _(repeats: Tensor, *, output_size: int) -> Tensor:
     return torch.ops.aten.repeat_interleave.Tensor(repeats, output_size=output_size)
 
 
+@_define("padded_to_jagged(Tensor dense, Tensor[] offsets, int total) -> Tensor")
+def _(dense: Tensor, offsets: list[Tensor], total: int) -> Tensor:
+    return dense.new_empty((total, *dense.shape[2:]))
+
+
 # ---- ATen operators -------------------------------------------------------------------------------------------------
 _padded = torch.ops.tpu
 
@@ -270,6 +275,19 @@ def as_strided_scatter(
     return out
 
 
+def validate_compressed_sparse_indices(
+    is_crow: bool, compressed: Tensor, plain: Tensor, cdim: int, dim: int, nnz: int
+) -> tuple[()]:
+    """The invariants of a compressed layout, checked by PyTorch's CPU kernel: their answer is an exception, now."""
+    torch._validate_compressed_sparse_indices(is_crow, compressed.cpu(), plain.cpu(), cdim, dim, nnz)
+    return ()
+
+
+def padded_dense_to_jagged_forward(dense: Tensor, offsets: list[Tensor], total: int | None = None) -> Tensor:
+    """All the rows' lengths added are data if nobody says them."""
+    return _padded.padded_to_jagged(dense, offsets, int(offsets[-1][-1].item()) if total is None else total)
+
+
 #: ATen overload -> the function that computes it outside of a trace.
 def _with_listed_scalars(op: Any) -> Callable[..., Any]:
     """A foreach operator whose scalars come packed in a CPU tensor, as the overload that takes a list of them."""
@@ -295,6 +313,8 @@ HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
     "repeat_interleave.Tensor": repeat_interleave,
     "as_strided_copy": as_strided_copy,
     "as_strided_scatter": as_strided_scatter,
+    "_validate_compressed_sparse_indices": validate_compressed_sparse_indices,
+    "_padded_dense_to_jagged_forward": padded_dense_to_jagged_forward,
     "arange.out": arange_end_out,
     "arange.start_out": arange_out,
     "random_.from": random_from,

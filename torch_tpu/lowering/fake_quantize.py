@@ -1,7 +1,7 @@
 """Fake quantisation: floats rounded to the grid that integers of a scale and a zero point give, and its gradients.
 
-After ATen's ``FakeQuantizeCore.cpp``: numbers are multiplied by the inverse of the scale, rounded to nearest even, moved
-by the zero point, and clamped. Scales and zero points are operands.
+After ATen's ``FakeQuantizeCore.cpp``: numbers are multiplied by the inverse of the scale, rounded to nearest even,
+moved by the zero point, and clamped. Scales and zero points are operands.
 """
 
 from __future__ import annotations
@@ -21,15 +21,27 @@ _FLOAT = torch.float32
 class Grid:
     """Scale and zero point of every element of an array, and the range of its integers.
 
-    A zero point between two integers is added before the rounding.
+    Args:
+        shape: Of the array.
+        scale: One for all, or one per channel of dimension ``axis``.
+        zero: As many zero points.
+        axis: The dimension of channels, or None.
+        low: The least integer.
+        high: The greatest.
+        whole: False for zero points between integers: they are added before the rounding.
     """
 
-    def __init__(self, scale: Value, zero: Value, low: int, high: int, whole: bool = True) -> None:
-        self.scale, self.zero, self.low, self.high, self.whole = scale, zero, low, high, whole
+    def __init__(
+        self, shape: Sequence[int], scale: Value, zero: Value, axis: int | None, low: int, high: int, whole: bool = True
+    ) -> None:
+        # XLA would turn the product with an inverse into a quotient, and break ties elsewhere.
+        inverse = hlo.optimization_barrier(hlo.divide(1.0, _float(scale)))[0]
+        self.scale, self.inverse, self.zero = (_over(v, shape, axis) for v in (scale, inverse, zero))
+        self.low, self.high, self.whole = low, high, whole
 
     def __call__(self, x: Value) -> tuple[Value, Value]:
         """The integers of ``x`` before they are clamped, as floats, and whether the range holds them."""
-        steps = x * hlo.divide(1.0, self.scale)
+        steps = x * self.inverse
         round_ = hlo.round_nearest_even
         level = round_(steps) + self.zero if self.whole else round_(steps + self.zero)
         return level, hlo.and_(level >= float(self.low), level <= float(self.high))
@@ -68,24 +80,23 @@ def _cachemask(x: Value, grid: Grid, enabled: Value | None = None) -> list[Value
 
 @lower("fake_quantize_per_tensor_affine_cachemask", runtime=("zero_point",))
 def per_tensor(x: Value, scale: Scalar, zero: Scalar, low: int, high: int) -> list[Value]:
-    return _cachemask(x, Grid(as_value(scale, _FLOAT, x.shape), as_value(zero, _FLOAT, x.shape), low, high))
+    return _cachemask(x, Grid(x.shape, as_value(scale, _FLOAT), as_value(zero, _FLOAT), None, low, high))
 
 
 @lower("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
 def per_tensor_qparams(x: Value, scale: Value, zero: Value, enabled: Value, low: int, high: int) -> list[Value]:
-    return _cachemask(x, Grid(_over(scale, x.shape, None), _over(zero, x.shape, None), low, high), enabled)
+    return _cachemask(x, Grid(x.shape, scale, zero, None, low, high), enabled)
 
 
 @lower("fake_quantize_per_channel_affine_cachemask")
 def per_channel(x: Value, scale: Value, zero: Value, axis: int, low: int, high: int) -> list[Value]:
-    whole = not zero.dtype.is_floating_point
-    return _cachemask(x, Grid(_over(scale, x.shape, axis), _over(zero, x.shape, axis), low, high, whole))
+    return _cachemask(x, Grid(x.shape, scale, zero, axis, low, high, not zero.dtype.is_floating_point))
 
 
 # ---- scale and zero point learned ------------------------------------------------------------------------------------
 def _learnable(x: Value, scale: Value, zero: Value, axis: int | None, low: int, high: int) -> Value:
     zero = hlo.minimum(hlo.maximum(hlo.round_nearest_even(_float(zero)), float(low)), float(high))
-    grid = Grid(_over(scale, x.shape, axis), _over(zero, x.shape, axis), low, high)
+    grid = Grid(x.shape, scale, zero, axis, low, high)
     return hlo.convert(grid.number(grid(_float(x))[0]), x.dtype)
 
 
@@ -106,10 +117,10 @@ def _learnable_backward(
 ) -> list[Value]:
     """Gradients of the input, the scale and the zero point (Esser et al. 2020; Jain et al. 2020)."""
     zero = hlo.minimum(hlo.maximum(_rounded_back(zero, axis), float(low)), float(high))
-    grid = Grid(_over(scale, x.shape, axis), _over(zero, x.shape, axis), low, high)
+    grid = Grid(x.shape, scale, zero, axis, low, high, whole=False)  # here ATen adds first
     dy, x32 = _float(grad), _float(x)
     level, inside = grid(x32)
-    error = (grid.number(level) - x32) * hlo.divide(1.0, grid.scale)
+    error = (grid.number(level) - x32) * grid.inverse
     edge = grid.clamped(level) - grid.zero
     gradient = as_value(factor, _FLOAT, x.shape)
     d_scale = hlo.select(inside, error, edge) * dy * gradient

@@ -151,6 +151,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_fake_quantize_learnable_per_channel_affine": lambda x, *_: torch.empty_like(x),
     "_fake_quantize_learnable_per_tensor_affine_backward": _quantisation_gradients_of_one,
     "_fake_quantize_learnable_per_channel_affine_backward": _quantisation_gradients,
+    "_padded_dense_to_jagged_forward": lambda dense, offsets, total: dense.new_empty((total, *dense.shape[2:])),
     "_fused_sgd_": _nothing,
     "_fused_sgd_.tensor_lr": _nothing,
     "_fused_adam_.tensor_lr": _nothing,

@@ -2,8 +2,8 @@
 
 A TPU multiplies in bfloat16 and accumulates in float32. A float32 product takes one such pass (``medium``), three
 passes on the high and low halves of the operands (``high``), or as many as float32 needs (``highest``). XLA is told
-by the precision attribute; its CPU backend ignores that, so there the passes are written out with
-``reduce_precision``.
+by the precision attribute; its CPU backend ignores that, so there the passes are written out: as products of bfloat16,
+for which many processors have instructions, or with ``reduce_precision``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu.lowering.common import tracer
+from torch_tpu.lowering.common import for_cpu, row_major, tracer
 from torch_tpu.stablehlo import Value
 from torch_tpu.stablehlo import ops as hlo
 
@@ -39,7 +39,7 @@ def _passes(x: Value, y: Value, multiply: Callable[[Value, Value], Value], preci
     return product + hlo.select(hlo.is_finite(correction), correction, 0.0)
 
 
-def _served(x: Value, y: Value, multiply: Callable[..., Value], dtype: torch.dtype | None) -> Value:
+def served(x: Value, y: Value, multiply: Callable[..., Value], dtype: torch.dtype | None) -> Value:
     """``multiply`` with the accumulator, precision attribute and rounding that the operands' dtype asks for."""
     result = dtype or x.dtype
     if x.dtype == torch.float32:
@@ -48,8 +48,6 @@ def _served(x: Value, y: Value, multiply: Callable[..., Value], dtype: torch.dty
         product = _passes(x, y, run, precision) if precision != "highest" and tracer().emulate_precision else run(x, y)
         return hlo.convert(product, result)
     if x.dtype.itemsize < 4 and x.dtype.is_floating_point:
-        if tracer().emulate_precision:  # XLA's CPU backend has no kernel for some half products with a float32 sum
-            x, y = hlo.convert(x, torch.float32), hlo.convert(y, torch.float32)
         return hlo.convert(multiply(x, y, dtype=torch.float32, precision="DEFAULT"), result)
     if x.dtype.itemsize < 4 and not x.dtype.is_complex:  # small integers: a wider sum wraps to the same residue
         if x.dtype != torch.int8:
@@ -74,11 +72,45 @@ def product(
     """
 
     def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
-        if dtype == torch.int64 and not tracer().emulate_precision:
+        if dtype == torch.int64 and not for_cpu():
             return _integer_product(a, b, contract, batch)
+        if for_cpu() and dtype == torch.float32:
+            if a.dtype == torch.bfloat16 or (a.dtype == torch.float32 and precision != "HIGHEST"):
+                return _bfloat16_product(a, b, contract, batch, precision)
+            a, b = hlo.convert(a, dtype), hlo.convert(b, dtype)
         return hlo.dot_general(a, b, contract=contract, batch=batch, dtype=dtype, precision=precision)
 
-    return _served(x, y, multiply, dtype)
+    x, contract_x, batch_x = _untransposed(x, contract[0], batch[0])
+    y, contract_y, batch_y = _untransposed(y, contract[1], batch[1])
+    contract, batch = (contract_x, contract_y), (batch_x, batch_y)
+    return served(x, y, multiply, dtype)
+
+
+def _bfloat16_product(x: Value, y: Value, contract: Contract, batch: Contract, precision: str) -> Value:
+    """The float32 product of operands that are bfloat16 or rounded to it, as XLA's CPU backend has a kernel for it.
+
+    It wants rows of summed elements on the left, and row-major arrays everywhere.
+    """
+    free = [i for i in range(x.ndim) if i not in contract[0] and i not in batch[0]]
+    order, (nb, nf) = [*batch[0], *free, *contract[0]], (len(batch[0]), len(free))
+    x = row_major(hlo.transpose(hlo.convert(x, torch.bfloat16), order))
+    y = row_major(hlo.convert(y, torch.bfloat16))
+    contract, batch = (range(nb + nf, x.ndim), contract[1]), (range(nb), batch[1])
+    return row_major(hlo.dot_general(x, y, contract=contract, batch=batch, dtype=torch.float32, precision=precision))
+
+
+Side = tuple[Value, Sequence[int], Sequence[int]]  # an operand, its summed dimensions, its batch dimensions
+
+
+def _untransposed(x: Value, contract: Sequence[int], batch: Sequence[int]) -> Side:
+    """The operand of the transpose that gave ``x``, if the product is the same: XLA finds more of its kernels so."""
+    if x.transpose_of is None:
+        return x, contract, batch
+    source, order = x.transpose_of
+    free = [order[i] for i in range(x.ndim) if i not in contract and i not in batch]
+    if free != sorted(free):
+        return x, contract, batch
+    return source, [order[i] for i in contract], [order[i] for i in batch]
 
 
 def _integer_product(x: Value, y: Value, contract: Contract, batch: Contract) -> Value:
@@ -113,9 +145,11 @@ def convolve(x: Value, kernel: Value, *, dtype: torch.dtype | None = None, **win
     """:func:`torch_tpu.stablehlo.ops.convolution` at the precision of :func:`product`."""
 
     def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
+        if for_cpu() and dtype == torch.float32:  # XLA's CPU backend has no kernel for some half products
+            a, b = hlo.convert(a, dtype), hlo.convert(b, dtype)
         return hlo.convolution(a, b, dtype=dtype, precision=precision, **window)
 
-    return _served(x, kernel, multiply, dtype)
+    return served(x, kernel, multiply, dtype)
 
 
-__all__ = ["ATTRIBUTE", "convolve", "exact_matmul", "matmul", "product"]
+__all__ = ["ATTRIBUTE", "convolve", "exact_matmul", "matmul", "product", "served"]

@@ -5,6 +5,8 @@ NaN is the greatest value, and equal values keep their order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
@@ -49,13 +51,18 @@ def _shaped(values: tuple[Value, ...] | list[Value], result: list[Type]) -> list
     return [hlo.reshape(hlo.convert(v, t.dtype), t.shape) for v, t in zip(values, result, strict=True)]
 
 
-@lower("sort")
+def _sort_meta(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """PyTorch's own changes the strides of ``out=`` tensors, the CPU does not."""
+    return torch.ops.aten.sort.default(x, *args, **{k: v for k, v in kwargs.items() if k != "stable"})
+
+
+@lower("sort", meta=_sort_meta)
 def sort(x: Value, dim: int = -1, descending: bool = False, *, result: list[Type]) -> list[Value]:
     x, dim = _axis(x, dim)
     return _shaped(sorted_with_positions(x, dim, descending), result)
 
 
-@lower("sort.stable")
+@lower("sort.stable", meta=_sort_meta)
 def sort_stable(x: Value, *, stable: bool | None, dim: int, descending: bool, result: list[Type]) -> list[Value]:
     return sort(x, dim, descending, result=result)
 

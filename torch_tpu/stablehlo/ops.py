@@ -278,7 +278,9 @@ def transpose(x: Value, permutation: Sequence[int]) -> Value:
     if permutation == tuple(range(x.ndim)):
         return x
     result = Type(tuple(x.shape[p] for p in permutation), x.dtype)
-    return current().op("transpose", [x], result, f"permutation = {_int_list(permutation)}")
+    y = current().op("transpose", [x], result, f"permutation = {_int_list(permutation)}")
+    y.transpose_of = x, permutation
+    return y
 
 
 def broadcast_in_dim(x: Value, shape: Sequence[int], dims: Sequence[int]) -> Value:

@@ -71,13 +71,15 @@ class Value:
     Rules that need PyTorch's promotion and broadcasting declare it at registration instead.
     """
 
-    __slots__ = ("dtype", "function", "name", "shape")
+    __slots__ = ("dtype", "function", "name", "shape", "transpose_of")
 
     def __init__(self, name: str, shape: Shape, dtype: torch.dtype, function: Function) -> None:
         self.name = name
         self.shape = shape
         self.dtype = dtype
         self.function = function
+        #: the operand and permutation, if a transpose gave this value
+        self.transpose_of: tuple[Value, tuple[int, ...]] | None = None
 
     @property
     def type(self) -> Type:

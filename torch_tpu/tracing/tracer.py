@@ -352,9 +352,13 @@ def _described(info: OpInfo, rule: Rule, args: Any, kwargs: dict[str, Any]) -> A
     if rule.meta is None:
         return info.op(*args, **kwargs)
     made = rule.meta(*args, **{k: v for k, v in kwargs.items() if k not in info.out})
-    for name in info.out:
-        made = kwargs[name].resize_(made.shape)
-    return made
+    if not info.out:
+        return made
+    targets = [kwargs[a.name] for a in info.op._schema.arguments if a.is_out]
+    for target, t in zip(targets, made if isinstance(made, tuple) else (made,), strict=True):
+        if target.shape != t.shape:
+            target.resize_(t.shape)
+    return tuple(targets) if isinstance(made, tuple) else targets[0]
 
 
 def _decomposition(op: OpOverload) -> Callable[..., Any] | None:

@@ -1,5 +1,6 @@
 // Operators that move or describe memory rather than compute: allocation, views, copies between devices, reading a number.
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 #include <ATen/InferSize.h>
 #include <ATen/MemoryOverlap.h>
@@ -213,7 +214,7 @@ void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     }
     auto done = array->buffer().to_host(host.mutable_data_ptr(), array->type()->bytes);
     if (later) {
-      device.outstanding.adopt(std::move(done), [array, host] {});
+      device.outstanding.adopt(std::move(done), std::make_shared<std::pair<ArrayPtr, at::Tensor>>(array, host));
       return;
     }
     done.wait();
@@ -225,8 +226,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source_in, bool non_blocki
   if (self.is_same(source_in)) return self;
   TORCH_CHECK(source_in.defined() && self.defined(), "copy_ needs two defined tensors.");
   if (source_in.sizes() != self.sizes()) {
-    const auto shape = at::infer_size(self.sizes(), source_in.sizes());
-    TORCH_CHECK(shape == self.sizes(), "output with shape ", self.sizes(), " doesn't match the broadcast shape ", at::IntArrayRef(shape));
+    const auto shape = at::infer_size_dimvector(self.sizes(), source_in.sizes());
+    TORCH_CHECK(at::IntArrayRef(shape) == self.sizes(), "output with shape ", self.sizes(), " doesn't match the broadcast shape ", at::IntArrayRef(shape));
   }
   const auto source = source_in.sizes() == self.sizes() ? source_in : source_in.expand(self.sizes());
   if (self.numel() == 0) return self;

@@ -5,6 +5,9 @@
 #include <ATen/ops/_nnz_native.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors_native.h>
 #include <ATen/ops/_sparse_coo_tensor_with_dims_native.h>
+#include <ATen/ops/_to_sparse_bsc_native.h>
+#include <ATen/ops/_to_sparse_bsr_native.h>
+#include <ATen/ops/_to_sparse_csc_native.h>
 #include <ATen/ops/_to_sparse_csr_native.h>
 #include <ATen/ops/_to_sparse_native.h>
 #include <ATen/ops/_values_native.h>
@@ -23,6 +26,7 @@
 #include <ATen/ops/permute_native.h>
 #include <ATen/ops/resize_as_sparse_native.h>
 #include <ATen/ops/row_indices_native.h>
+#include <ATen/ops/select_native.h>
 #include <ATen/ops/sparse_dim_native.h>
 #include <ATen/ops/sparse_resize_and_clear_native.h>
 #include <ATen/ops/sparse_resize_native.h>
@@ -45,6 +49,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_to_sparse.sparse_dim", static_cast<DimOverload>(native::dense_to_sparse));
   m.impl("_to_sparse", static_cast<LayoutOverload>(native::dense_to_sparse));
   m.impl("_to_sparse_csr", TORCH_FN(native::dense_to_sparse_csr));
+  m.impl("_to_sparse_csc", TORCH_FN(native::dense_to_sparse_csc));
+  m.impl("_to_sparse_bsr", TORCH_FN(native::dense_to_sparse_bsr));
+  m.impl("_to_sparse_bsc", TORCH_FN(native::dense_to_sparse_bsc));
 }
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
@@ -76,6 +83,7 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   m.impl("_to_sparse.sparse_dim", static_cast<DimOverload>(native::sparse_coo_to_sparse));
   m.impl("_to_sparse", static_cast<LayoutOverload>(native::sparse_coo_to_sparse));
   m.impl("_to_sparse_csr", TORCH_FN(native::coo_to_sparse_csr));
+  m.impl("_to_sparse_csc", TORCH_FN(native::coo_to_sparse_csc));
 }
 
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
@@ -97,6 +105,8 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_to_sparse.sparse_dim", static_cast<DimOverload>(native::sparse_compressed_to_sparse));
   m.impl("_to_sparse", static_cast<LayoutOverload>(native::sparse_compressed_to_sparse));
   m.impl("_to_sparse_csr", TORCH_FN(native::sparse_compressed_to_sparse_csr));
+  m.impl("_to_sparse_csc", TORCH_FN(native::sparse_compressed_to_sparse_csc));
+  m.impl("select.int", TORCH_FN(native::select_sparse_csr));
 }
 
 // An operator that computes: torch_tpu.sparse writes it with dense operators, or says that there is none.

@@ -56,13 +56,6 @@ std::vector<Device> addressable_devices(const Plugin& plugin, PJRT_Client* clien
   return devices;
 }
 
-// Calls `on_done` when `event` is ready, and keeps the event until then.
-void notify_when_done(Event event, std::function<void()> on_done) {
-  if (!event) return on_done();
-  auto held = std::make_shared<Event>(std::move(event));
-  held->on_ready([held, on_done = std::move(on_done)](const std::string&) { on_done(); });
-}
-
 }  // namespace
 
 Device::Device(const Plugin* plugin, PJRT_Device* device) : plugin_(plugin), device_(device) {
@@ -121,7 +114,7 @@ Client::Client(const Plugin& plugin, const Options& options) : plugin_(plugin), 
 Client::~Client() { destroy(plugin_, client_); }
 
 PJRT_Buffer* Client::from_host(const void* data, DType dtype, const int64_t* dims, size_t num_dims,
-                               const Device& device, HostMemory memory, std::function<void()> on_done) const {
+                               const Device& device, HostMemory memory, Event* done) const {
   TORCH_TPU_PJRT_ARGS(PJRT_Client_BufferFromHostBuffer, args);
   args.client = client_;
   args.data = data;
@@ -133,8 +126,8 @@ PJRT_Buffer* Client::from_host(const void* data, DType dtype, const int64_t* dim
                                    ? PJRT_HostBufferSemantics_kImmutableOnlyDuringCall
                                    : PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
   TORCH_TPU_PJRT_CALL(plugin_, PJRT_Client_BufferFromHostBuffer, args, "Copying an array to the device");
-  Event done(&plugin_, args.done_with_host_buffer);
-  if (on_done) notify_when_done(std::move(done), std::move(on_done));
+  Event finished(&plugin_, args.done_with_host_buffer);
+  if (done) *done = std::move(finished);
   return args.buffer;
 }
 

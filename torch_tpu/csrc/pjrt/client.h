@@ -41,7 +41,7 @@ class Device {
 };
 
 // Whether the host memory of a transfer may be reused as soon as `from_host` returns (the plugin copies at once), or only when
-// `on_done` is called.
+// its `done` event is ready.
 enum class HostMemory { kCopiedAtOnce, kHeldUntilDone };
 
 class Client {
@@ -56,10 +56,10 @@ class Client {
   const std::string& platform_name() const { return platform_name_; }
   const std::string& platform_version() const { return platform_version_; }
 
-  // Copies a row-major host array to `device`. The caller owns the handle. `on_done` (required with kHeldUntilDone) is called
-  // once when the plugin no longer needs `data`.
+  // Copies a row-major host array to `device`. The caller owns the handle. `done` (required with kHeldUntilDone) becomes
+  // ready when the plugin no longer needs `data`.
   PJRT_Buffer* from_host(const void* data, DType dtype, const int64_t* dims, size_t num_dims, const Device& device,
-                         HostMemory memory = HostMemory::kCopiedAtOnce, std::function<void()> on_done = nullptr) const;
+                         HostMemory memory = HostMemory::kCopiedAtOnce, Event* done = nullptr) const;
 
   // Compiles StableHLO (text or portable bytes). Long; takes no lock: call it without the GIL.
   std::unique_ptr<Executable> compile(std::string_view stablehlo, const CompileOptions& options) const;

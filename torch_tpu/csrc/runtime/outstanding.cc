@@ -1,6 +1,7 @@
 #include "runtime/outstanding.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 
 namespace torch_tpu {
@@ -35,6 +36,13 @@ bool Outstanding::finished(const pjrt::Event& event) {
   return true;
 }
 
+std::vector<Outstanding::Dropped> Outstanding::prune() {
+  const auto done = std::partition(dropped_.begin(), dropped_.end(), [&](auto& d) { return !finished(*d.event); });
+  std::vector<Dropped> out(std::make_move_iterator(done), std::make_move_iterator(dropped_.end()));
+  dropped_.erase(done, dropped_.end());
+  return out;
+}
+
 void Outstanding::remove(Array* array) {
   {
     std::lock_guard<Spinlock> lock(mutex_);
@@ -44,25 +52,22 @@ void Outstanding::remove(Array* array) {
   }
   if (array->type()->bytes < kWorthWaitingFor || array->buffer().deleted()) return;
   auto event = array->buffer().ready_event();
-  if (!event.ready()) keep(std::move(event));
-}
-
-void Outstanding::keep(pjrt::Event event) {
+  if (event.ready()) return;
+  std::vector<Dropped> free;  // after the lock
   std::lock_guard<Spinlock> lock(mutex_);
-  if (dropped_.size() >= kDroppedBeforePruning) prune();
-  dropped_.push_back(std::make_shared<pjrt::Event>(std::move(event)));
+  if (dropped_.size() >= kDroppedBeforePruning) free = prune();
+  dropped_.push_back({std::make_shared<pjrt::Event>(std::move(event)), nullptr});
 }
 
-void Outstanding::prune() {
-  dropped_.erase(std::remove_if(dropped_.begin(), dropped_.end(), [&](auto& e) { return finished(*e); }), dropped_.end());
-}
-
-void Outstanding::adopt(pjrt::Event event, std::function<void()> done) {
-  event.on_ready([done = std::move(done)](const std::string&) { done(); });
-  keep(std::move(event));
+void Outstanding::adopt(pjrt::Event event, std::shared_ptr<void> keep) {
+  std::vector<Dropped> free;
+  std::lock_guard<Spinlock> lock(mutex_);
+  free = prune();
+  dropped_.push_back({std::make_shared<pjrt::Event>(std::move(event)), std::move(keep)});
 }
 
 std::vector<Outstanding::EventPtr> Outstanding::snapshot() {
+  std::vector<Dropped> free;
   std::lock_guard<Spinlock> lock(mutex_);
   std::vector<EventPtr> events;
   for (Array* array = head_; array;) {
@@ -74,8 +79,8 @@ std::vector<Outstanding::EventPtr> Outstanding::snapshot() {
       events.push_back(std::move(event));
     array = next;
   }
-  prune();
-  events.insert(events.end(), dropped_.begin(), dropped_.end());
+  free = prune();
+  for (auto& dropped : dropped_) events.push_back(dropped.event);
   return events;
 }
 

@@ -1,7 +1,6 @@
 // What a device still has to do: the one compute stream as synchronisation and events see it.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -20,8 +19,9 @@ class Outstanding {
   void add(Array* array);
   void remove(Array* array);  // from ~Array
 
-  // Waits for a transfer too; `done` is called when it has finished.
-  void adopt(pjrt::Event event, std::function<void()> done);
+  // A transfer to be waited for too, and what it needs. That is let go later, by a thread of the program: what holds Python
+  // objects must not be freed by a thread of the plugin, which may do so after the interpreter's end.
+  void adopt(pjrt::Event event, std::shared_ptr<void> keep);
 
   // Waits for everything enqueued so far; throws the first error of work that finished since the last call.
   void wait();
@@ -31,12 +31,16 @@ class Outstanding {
 
  private:
   void unlink(Array* array);
-  void keep(pjrt::Event event);
-  void prune();
   bool finished(const pjrt::Event& event);  // notes the error of work that failed
+  struct Dropped {
+    EventPtr event;
+    std::shared_ptr<void> keep;
+  };
+  // Takes what has finished out of `dropped_`; the caller frees it without the lock.
+  std::vector<Dropped> prune();
   Spinlock mutex_;
   Array* head_ = nullptr;
-  std::vector<EventPtr> dropped_;
+  std::vector<Dropped> dropped_;
   std::optional<pjrt::Error> failure_;
 };
 

@@ -114,12 +114,10 @@ DeviceState::DeviceState(const pjrt::Client& client, c10::DeviceIndex index)
     : index(index), client(client), device(client.devices()[index]) {}
 
 ArrayPtr DeviceState::from_host(const void* data, const ArrayType* type, std::shared_ptr<void> keep) {
-  PJRT_Buffer* handle;
-  if (keep)
-    handle = client.from_host(data, type->dtype, type->dims.data(), type->dims.size(), device, pjrt::HostMemory::kHeldUntilDone,
-                              [keep] {});
-  else
-    handle = client.from_host(data, type->dtype, type->dims.data(), type->dims.size(), device);
+  pjrt::Event done;
+  auto* handle = client.from_host(data, type->dtype, type->dims.data(), type->dims.size(), device,
+                                  keep ? pjrt::HostMemory::kHeldUntilDone : pjrt::HostMemory::kCopiedAtOnce, &done);
+  if (keep) outstanding.adopt(std::move(done), std::move(keep));
   return c10::make_intrusive<Array>(handle, type, index);
 }
 
@@ -267,9 +265,10 @@ void Runtime::shutdown() {
   if (!usable()) return;
   for (auto& device : instance.load()->devices_) {
     try {
-      device->outstanding.wait();
-    } catch (const std::exception& error) {
-      TORCH_WARN("Work on tpu:", static_cast<int>(device->index), " failed while the interpreter was exiting: ", error.what());
+      device->synchronize();
+    } catch (const c10::Error& error) {
+      TORCH_WARN("Work on tpu:", static_cast<int>(device->index), " had failed before the interpreter exited: ",
+                 error.what_without_backtrace());
     }
     device->scalars.clear();
   }
