@@ -17,17 +17,22 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def _padded(x: Any) -> Tensor:
-    """A jagged ``[B, H, j, D]`` as ``[B, H, L, D]``, zeros behind each row."""
-    rows = x.transpose(1, 2)
-    if rows.lengths() is not None:
-        raise NotImplementedError("Attention over jagged tensors with holes is not supported; call contiguous().")
-    dense = aten._jagged_to_padded_dense_forward(rows.values().flatten(1), [rows.offsets()], [x._get_max_seqlen()])
-    return dense.unflatten(2, rows.values().shape[1:]).transpose(1, 2)
+class _Padded(torch.autograd.Function):
+    """Rows ``[total, D]`` as ``[B, length, D]``, zeros behind each; PyTorch has no derivative for either way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, offsets: Tensor, length: int) -> Tensor:
+        ctx.save_for_backward(offsets)
+        ctx.total = rows.shape[0]
+        return aten._jagged_to_padded_dense_forward(rows, [offsets], [length])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Joined.apply(grad, *ctx.saved_tensors, ctx.total), None, None
 
 
 class _Joined(torch.autograd.Function):
-    """The rows of ``[B, L, D]`` side by side, ``[total, D]``; PyTorch has no derivative for this way."""
+    """The rows of ``[B, L, D]`` side by side again."""
 
     @staticmethod
     def forward(ctx: Any, dense: Tensor, offsets: Tensor, total: int) -> Tensor:
@@ -36,8 +41,17 @@ class _Joined(torch.autograd.Function):
         return aten._padded_dense_to_jagged_forward(dense, [offsets], total)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return aten._jagged_to_padded_dense_forward(grad, list(ctx.saved_tensors), [ctx.length]), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Padded.apply(grad, *ctx.saved_tensors, ctx.length), None, None
+
+
+def _padded(x: Any) -> Tensor:
+    """A jagged ``[B, H, j, D]`` as ``[B, H, L, D]``, zeros behind each row."""
+    rows = x.transpose(1, 2)
+    if rows.lengths() is not None:
+        raise NotImplementedError("Attention over jagged tensors with holes is not supported; call contiguous().")
+    dense = _Padded.apply(rows.values().flatten(1), rows.offsets(), x._get_max_seqlen())
+    return dense.unflatten(2, rows.values().shape[1:]).transpose(1, 2)
 
 
 def _mask(query: Any, key: Any, is_causal: bool) -> Tensor:

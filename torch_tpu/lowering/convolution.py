@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_tpu.lowering import grouped
+from torch_tpu.lowering import depthwise
 from torch_tpu.lowering.common import compute_dtype, for_cpu
 from torch_tpu.lowering.precision import convolve, product, served
 from torch_tpu.lowering.registry import lower
@@ -52,19 +52,16 @@ def _convolve(
     lhs_dilation: tuple[int, ...], rhs_dilation: tuple[int, ...], groups: int, kernel: str, dtype: torch.dtype,
 ) -> Value:  # fmt: skip
     """The convolution with ``size`` results; ``kernel`` names the first dimensions of ``w``: ``oi`` or ``io``."""
+    window = {"strides": strides, "padding": padding, "lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation}
     shape = (x.shape[0], w.shape[kernel.index("o")], *size)
-    window = {
-        "strides": strides, "padding": padding, "lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation,
-        "shape": shape,
-    }  # fmt: skip
-    if groups > 1 and for_cpu():
+    if x.shape[1] == groups > 1 and for_cpu():
 
         def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
-            return grouped.convolution(a, b, groups=groups, dtype=dtype, **window)
+            return depthwise.convolution(a, b, **window, shape=shape, dtype=dtype)
 
         return served(x, w, multiply, dtype)
     dims = _numbers("bf", kernel, "bf", len(size))
-    return convolve(x, w, dims=dims, feature_groups=groups, dtype=dtype, **window)
+    return convolve(x, w, dims=dims, **window, feature_groups=groups, shape=shape, dtype=dtype)
 
 
 def correlate(x: Value, w: Value, g: Geometry, size: tuple[int, ...], dtype: torch.dtype) -> Value:
@@ -114,19 +111,24 @@ def kernel_gradient(x: Value, y: Value, g: Geometry, kernel: tuple[int, ...], dt
         (p, (k - 1) * d + (n - 1) * s + 1 - have - p)
         for k, d, n, s, have, p in zip(kernel, g.dilation, y.shape[2:], g.stride, x.shape[2:], g.padding, strict=True)
     ]
-    if g.groups > 1 and for_cpu():
+    if x.shape[1] == g.groups > 1 and for_cpu():
+        window = {"strides": g.stride, "padding": pads, "rhs_dilation": g.dilation, "kernel": kernel}
 
         def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
-            return grouped.kernel_gradient(
-                a, b, strides=g.stride, padding=pads, rhs_dilation=g.dilation, groups=g.groups, kernel=kernel,
-                dtype=dtype,
-            )  # fmt: skip
+            return depthwise.kernel_gradient(a, b, **window, dtype=dtype)
 
         return served(x, y, multiply, dtype)
-    return convolve(
-        x, y, dims=_numbers("fb", "io", "fb", rank), strides=g.dilation, padding=pads, lhs_dilation=(1,) * rank,
-        rhs_dilation=g.stride, batch_groups=g.groups, shape=(y.shape[1], x.shape[1] // g.groups, *kernel), dtype=dtype,
-    )  # fmt: skip
+    shape = (y.shape[1], x.shape[1] // g.groups, *kernel)
+    window = {
+        "dims": _numbers("fb", "io", "fb", rank), "strides": g.dilation, "padding": pads, "lhs_dilation": (1,) * rank,
+        "rhs_dilation": g.stride, "shape": shape, "dtype": dtype,
+    }  # fmt: skip
+    if g.groups > 1 and for_cpu():  # XLA has a fast kernel there for groups of features, not of samples
+        x = hlo.reshape(x, (x.shape[0], g.groups, shape[1], *x.shape[2:]))
+        x = hlo.move_dim(x, 0, 1)
+        x = hlo.reshape(x, (g.groups * x.shape[1], *x.shape[2:]))
+        return convolve(x, y, **window, feature_groups=g.groups)
+    return convolve(x, y, **window, batch_groups=g.groups)
 
 
 @lower("convolution", "convolution_overrideable", "_convolution")

@@ -9,6 +9,7 @@ import math
 
 import torch
 
+from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.factorization import (
     at,
     diagonal,
@@ -366,7 +367,7 @@ def matrix_exp(a: Value, *, result: list[Type]) -> Value:
     """Scaling and squaring of a Taylor polynomial of degree 18 by Horner's rule (Bader, Blanes and Casas 2019)."""
     if 0 in a.shape:
         return a
-    x = flat_batch(a)
+    x = hlo.convert(flat_batch(a), compute_dtype(a.dtype))
     norm = hlo.reduce_one(hlo.reduce_one(hlo.abs_(x), 0, [1], hlo.add), 0, [1], hlo.maximum)
     halvings = hlo.clamp(0.0, hlo.ceil(hlo.log(norm) * (1 / math.log(2))), 1100.0)
     scale = hlo.convert(hlo.power(hlo.full_like(norm, 0.5), halvings), x.dtype)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_tpu.lowering.common import compute_dtype, tracer
+from torch_tpu.lowering.common import compute_dtype, for_cpu, tracer
+from torch_tpu.lowering.indexing import read_along
 from torch_tpu.lowering.reduction import average, spread, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
@@ -27,12 +28,14 @@ def _is_class(index: Value, shape: Sequence[int], c: int) -> Value:
     return hlo.compare(hlo.iota(tuple(shape), c, torch.int32), hlo.broadcast_to(index, shape), "EQ")
 
 
-def _chosen(x: Value, hot: Value, c: int) -> Value:
-    """The entry of ``x`` at the one true place of dimension ``c``, its size kept as one.
+def _chosen(x: Value, index: Value, c: int) -> Value:
+    """The entry of ``x`` at ``index``, which has one class, of dimension ``c``. What is no class gives any number.
 
-    A sum over a mask: a TPU reads ``x`` once, where a gather of single elements costs four passes in re-layout.
+    By a mask, a TPU reads ``x`` once, where a gather of single elements costs four passes in re-layout.
     """
-    return total(hlo.select(hot, x, 0), [c], keepdim=True)
+    if for_cpu():
+        return read_along(x, c, hlo.clamp(0, index, max(x.shape[c] - 1, 0)))
+    return total(hlo.select(_is_class(index, x.shape, c), x, 0), [c], keepdim=True)
 
 
 def _out_of_range(target: Value, classes: int) -> Value:
@@ -41,7 +44,7 @@ def _out_of_range(target: Value, classes: int) -> Value:
 
 
 def _weights(x: Value, target: Value, weight: Value | None, ignore_index: int) -> tuple[Value, Value]:
-    """(one-hot of the target, weight of each position with one class); the weight of ``ignore_index`` is 0.
+    """(target, its weight), both with one class; the weight of ``ignore_index`` is 0.
 
     A target that is neither a class nor ``ignore_index`` is reported at the next synchronisation.
     """
@@ -49,12 +52,12 @@ def _weights(x: Value, target: Value, weight: Value | None, ignore_index: int) -
     used = hlo.compare(target, ignore_index, "NE")
     tracer().check_index(used & _out_of_range(target, x.shape[c]))
     one_class = [1 if i == c else n for i, n in enumerate(x.shape)]
-    hot = _is_class(hlo.reshape(hlo.convert(target, torch.int32), one_class), x.shape, c)
+    index = hlo.reshape(hlo.convert(target, torch.int32), one_class)
     used = hlo.reshape(used, one_class)
     if weight is None:
-        return hot, hlo.convert(used, x.dtype)
+        return index, hlo.convert(used, x.dtype)
     weight = hlo.broadcast_in_dim(hlo.convert(weight, x.dtype), x.shape, [c])
-    return hot, hlo.select(used, _chosen(weight, hot, c), 0)
+    return index, hlo.select(used, _chosen(weight, index, c), 0)
 
 
 @lower("nll_loss_forward", "nll_loss2d_forward")
@@ -63,8 +66,8 @@ def nll_loss(
 ) -> list[Value]:
     """(loss, sum of weights): ``-weight[t] * x[t]`` averaged by weight; 0/0 where every target is ignored."""
     x = hlo.convert(x, compute_dtype(x.dtype))
-    hot, w = _weights(x, target, weight, ignore_index)
-    loss = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(_chosen(x, hot, _classes(x)) * w))
+    index, w = _weights(x, target, weight, ignore_index)
+    loss = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(_chosen(x, index, _classes(x)) * w))
     everywhere = range(x.ndim)
     weights = hlo.constant(0, x.dtype) if reduction == _NONE and x.ndim > 1 else total(w, everywhere)
     if reduction != _NONE:
@@ -81,12 +84,12 @@ def nll_loss_backward(
 ) -> Value:  # fmt: skip
     dtype = compute_dtype(x.dtype)
     grad, x, total_weight = (hlo.convert(v, dtype) for v in (grad, x, total_weight))
-    hot, w = _weights(x, target, weight, ignore_index)
+    index, w = _weights(x, target, weight, ignore_index)
     if reduction == _MEAN:
         grad = hlo.divide(grad, total_weight)
     grad = hlo.reshape(grad, w.shape if grad.numel == w.numel else (1,) * x.ndim)
     scale = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(w * spread(grad, w)))
-    return hlo.convert(hlo.select(hot, spread(scale, x), 0), result[0].dtype)
+    return hlo.convert(hlo.select(_is_class(index, x.shape, _classes(x)), spread(scale, x), 0), result[0].dtype)
 
 
 # ---- margin losses --------------------------------------------------------------------------------------------------
@@ -115,12 +118,13 @@ def _samples(v: Value, dtype: torch.dtype | None = None) -> Value:
 def _margins(x: Value, target: Value, margin: float, weight: Value | None) -> tuple[Value, Value, Value]:
     """(``margin - x[t] + x``, one-hot of t, weight[t]) of a [N, C] batch."""
     tracer().check_index(_out_of_range(target, x.shape[1]))
-    hot = _is_class(hlo.reshape(hlo.convert(target, torch.int32), (x.shape[0], 1)), x.shape, 1)
-    z = x - spread(_chosen(x, hot, 1), x) + margin
+    index = hlo.reshape(hlo.convert(target, torch.int32), (x.shape[0], 1))
+    hot = _is_class(index, x.shape, 1)
+    z = x - spread(_chosen(x, index, 1), x) + margin
     if weight is None:
         return z, hot, hlo.full_like(x, 1)
     weight = hlo.broadcast_in_dim(hlo.convert(weight, x.dtype), x.shape, [1])
-    return z, hot, spread(_chosen(weight, hot, 1), x)
+    return z, hot, spread(_chosen(weight, index, 1), x)
 
 
 @lower("multi_margin_loss", static=("p", "margin"))
@@ -160,14 +164,20 @@ def _label_margins(x: Value, target: Value) -> tuple[Value, Value, Value, Value]
     tracer().check_index(~ended & _out_of_range(target, c))
     cube = (n, target.shape[1], c)
     used = hlo.broadcast_in_dim(~ended, cube, [0, 1])
-    hot = _is_class(hlo.expand_dims(target, [2]), cube, 2) & used
+    index = hlo.expand_dims(target, [2])
+    hot = _is_class(index, cube, 2) & used
     is_label = hlo.reduce_one(hot, False, [1], hlo.or_)
     wide = hlo.broadcast_in_dim(x, cube, [0, 2])
-    z = wide - spread(_chosen(wide, hot, 2), wide) + 1
+    z = wide - spread(_chosen(wide, index, 2), wide) + 1
     return z, used & ~hlo.broadcast_in_dim(is_label, cube, [0, 2]), hot, is_label
 
 
-@lower("multilabel_margin_loss_forward")
+def _multilabel_margin_meta(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """PyTorch's decomposition has a dimension too many for one sample without a batch."""
+    return x.new_empty(() if reduction else x.shape[:-1]), x.new_empty(target.shape)
+
+
+@lower("multilabel_margin_loss_forward", meta=_multilabel_margin_meta)
 def multilabel_margin_loss(x: Value, target: Value, reduction: int, *, result: list[Type]) -> list[Value]:
     """(loss, 1 where a class is a label). PyTorch's decomposition also counts what follows the first -1."""
     x = _samples(x, compute_dtype(x.dtype))

@@ -245,7 +245,10 @@ def fractional_max_pool(rank: int, x: Value, kernel: list[int], samples: Value, 
     lead, sizes, outs = x.shape[:-rank], x.shape[-rank:], out[-rank:]
     kernel = list(kernel) * rank if len(kernel) == 1 else list(kernel)
     flat, batch = as_rows(x, rank), math.prod(lead)
-    samples = hlo.reshape(samples, (batch, rank))
+    if not batch:
+        return [hlo.constant(0, x.dtype, out), hlo.constant(0, torch.int64, out)]
+    # An input without a batch dimension takes the first of what may be more samples.
+    samples = hlo.slice_dim(hlo.reshape(samples, (samples.numel // rank, rank)), 0, 0, batch)
     shape, pair = (batch, *outs), None
     # The last random number belongs to the outermost dimension but for 3-D, whose order is depth, height, width.
     order = range(rank) if rank == 3 else reversed(range(rank))

@@ -6,12 +6,14 @@ scales that change along the summed dimension multiply the operands.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from torch_tpu.lowering.precision import exact_matmul, matmul, product
 from torch_tpu.lowering.registry import lower
-from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import Shape, Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -151,16 +153,18 @@ def _scaled_mm_meta(
         )
     torch._check(
         valid,
-        lambda: f"Invalid scaling configuration. Both scales must be float32 and have one element, or shapes ({m}, 1) "
-        f"and (1, {n}), or one per block of 1 or 128 rows and 128 columns ({m}, {_ceil(k, 128)}), "
-        f"({_ceil(m, 128)}, {_ceil(k, 128)}) and ({_ceil(k, 128)}, {n}), ({_ceil(k, 128)}, {_ceil(n, 128)}); or both "
-        f"must be float8_e8m0fnu and have {_mx_size(m, k)} and {_mx_size(n, k)} elements. Got {scale_x.dtype} "
-        f"{tuple(scale_x.shape)} and {scale_y.dtype} {tuple(scale_y.shape)}.",
+        lambda: (
+            f"Invalid scaling configuration. Both scales must be float32 and have one element, or shapes ({m}, 1) "
+            f"and (1, {n}), or one per block of 1 or 128 rows and 128 columns ({m}, {_ceil(k, 128)}), "
+            f"({_ceil(m, 128)}, {_ceil(k, 128)}) and ({_ceil(k, 128)}, {n}), ({_ceil(k, 128)}, {_ceil(n, 128)}); "
+            f"or both must be float8_e8m0fnu and have {_mx_size(m, k)} and {_mx_size(n, k)} elements. Got {scale_x.dtype} "
+            f"{tuple(scale_x.shape)} and {scale_y.dtype} {tuple(scale_y.shape)}."
+        ),
     )
     return out
 
 
-def _spread(scale: Value, shape: tuple[int, int]) -> Value:
+def _spread(scale: Value, shape: Shape) -> Value:
     """A grid of scales over the ``shape`` that it covers in equal blocks, the last ones perhaps cut."""
     for dim in range(2):
         count, size = scale.shape[dim], shape[dim]
@@ -185,16 +189,14 @@ def _unswizzled(scale: Value, rows: int, k: int) -> Value:
 
 def _scaled(x: Value, y: Value, scale_x: Value, scale_y: Value) -> Value:
     """``(x * scale_x) @ (y * scale_y)`` in float32; scales are grids over their operands."""
-    (m, k), n = x.shape, y.shape[1]
-    along = scale_x.shape[1] > 1 or scale_y.shape[0] > 1
-    if not along:  # bfloat16 holds every float8 exactly and is what every TPU multiplies
+    if scale_x.shape[1] == scale_y.shape[0] == 1:
+        # bfloat16 holds every float8 exactly and is what every TPU multiplies.
         z = matmul(hlo.convert(x, torch.bfloat16), hlo.convert(y, torch.bfloat16), torch.float32)
         return z * _spread(_float(scale_x), z.shape) * _spread(_float(scale_y), z.shape)
+    a, b = (_float(v) * _spread(_float(scale), v.shape) for v, scale in ((x, scale_x), (y, scale_y)))
     if scale_x.dtype == scale_y.dtype == torch.float8_e8m0fnu:  # powers of two: bfloat16 holds the products too
-        wide = torch.bfloat16
-        operands = [hlo.convert(_float(v) * _spread(_float(s), v.shape), wide) for v, s in ((x, scale_x), (y, scale_y))]
-        return matmul(*operands, torch.float32)
-    return exact_matmul(_float(x) * _spread(_float(scale_x), (m, k)), _float(y) * _spread(_float(scale_y), (k, n)))
+        return matmul(hlo.convert(a, torch.bfloat16), hlo.convert(b, torch.bfloat16), torch.float32)
+    return exact_matmul(a, b)
 
 
 def _finished(z: Value, bias: Value | None, dtype: torch.dtype, scale_result: Value | None = None) -> Value:
@@ -223,8 +225,8 @@ def scaled_mm(
 def _scaled_mm_v2_meta(
     x: Tensor, y: Tensor, scale_x: list[Tensor], recipe_x: list[int], swizzle_x: list[int], scale_y: list[Tensor],
     recipe_y: list[int], swizzle_y: list[int], bias: Tensor | None, out_dtype: torch.dtype | None,
-    contraction_dim: list[int] = (), use_fast_accum: bool = False,
-) -> Tensor:  # type: ignore[assignment]  # fmt: skip
+    contraction_dim: Sequence[int] = (), use_fast_accum: bool = False,
+) -> Tensor:  # fmt: skip
     out = _product_meta(x, y, out_dtype)
     for name, scales, recipes, swizzles, rows in (
         ("a", scale_x, recipe_x, swizzle_x, x.shape[0]), ("b", scale_y, recipe_y, swizzle_y, y.shape[1]),
@@ -264,8 +266,8 @@ def _scale_grid(scale: Value, recipe: int, swizzles: list[int], rows: int, k: in
 def scaled_mm_v2(
     x: Value, y: Value, scale_x: list[Value], recipe_x: list[int], swizzle_x: list[int], scale_y: list[Value],
     recipe_y: list[int], swizzle_y: list[int], bias: Value | None, dtype: torch.dtype | None,
-    contraction_dim: list[int] = (), fast: bool = False, *, result: list[Type],
-) -> Value:  # type: ignore[assignment]  # fmt: skip
+    contraction_dim: Sequence[int] = (), fast: bool = False, *, result: list[Type],
+) -> Value:  # fmt: skip
     """``_scaled_mm`` with the coverage of the scales said in so many words."""
     (m, k), n = x.shape, y.shape[1]
     grids = (

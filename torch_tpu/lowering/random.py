@@ -264,8 +264,8 @@ def _masked(x: Value, mask: Value, scale: Scalar, dtype: torch.dtype) -> Value:
 
 
 @lower("native_dropout_backward")
-def native_dropout_backward(grad: Value, mask: Value, scale: Scalar) -> Value:
-    return hlo.convert(_masked(grad, mask, scale, compute_dtype(grad.dtype)), grad.dtype)
+def native_dropout_backward(grad: Value, mask: Value, scale: Scalar, *, result: list[Type]) -> Value:
+    return hlo.convert(_masked(grad, mask, scale, compute_dtype(result[0].dtype)), result[0].dtype)
 
 
 def _rrelu(x: Value, noise: Value, low: Scalar, high: Scalar, training: bool) -> list[Value]:

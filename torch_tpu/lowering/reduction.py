@@ -17,7 +17,9 @@ from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
 Dims = int | Sequence[int] | None
-Reduction = Callable[[Value, Sequence[int]], Value]
+Reduction = Callable[[Value, Sequence[int], bool, "Map"], Value]
+Combine = Callable[[Value, Value], Value]
+Map = Callable[[Value], Value]  # element-wise
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------
@@ -41,26 +43,36 @@ _PARTS = 16
 _SHORT = 1 << 12  # elements that are not worth it
 
 
-def _cut(x: Value, dims: Sequence[int], combine: Callable[[Value, Value], Value]) -> tuple[Value, list[int]]:
-    """``x`` with the last reduced dimensions as one, and that as short as :data:`_PARTS` parts combined make it."""
+def _cut(x: Value, dims: Sequence[int], combine: Combine, each: Map) -> tuple[Value, list[int]]:
+    """``each(x)`` with the last reduced dimensions as one, and that as short as parts combined element by element make it.
+
+    Parts are taken before ``each``: what many of them share, XLA would keep in memory.
+    """
     first = x.ndim
     while first and first - 1 in dims:
         first -= 1
     n = math.prod(x.shape[first:])
     parts = next((k for k in range(min(_PARTS, n // 4), 1, -1) if n % k == 0), 1)
     x = hlo.reshape(x, (*x.shape[:first], n))
-    cut = [hlo.slice_dim(x, first, i * n // parts, (i + 1) * n // parts) for i in range(parts)]
+    cut = [each(hlo.slice_dim(x, first, i * n // parts, (i + 1) * n // parts)) for i in range(parts)]
     while len(cut) > 1:
         cut = [*map(combine, cut[::2], cut[1::2]), *cut[len(cut) & ~1 :]]
     return cut[0], [*(d for d in dims if d < first), first]
 
 
+def over(statistic: Value, part: Value) -> Value:
+    """A statistic, its dimensions kept, broadcast to what ``each`` sees of its operand: last dimensions may be one there."""
+    lead = statistic.shape[: part.ndim - 1]
+    return hlo.broadcast_to(hlo.reshape(statistic, (*lead, statistic.numel // max(math.prod(lead), 1))), part.shape)
+
+
 def _fold(
-    x: Value, init: Scalar, dims: Sequence[int], combine: Callable[[Value, Value], Value], keepdim: bool
+    x: Value, init: Scalar, dims: Sequence[int], combine: Combine, keepdim: bool, each: Map = lambda x: x
 ) -> Value:
-    y, over = x, list(dims)
-    if for_cpu() and x.ndim - 1 in over and x.numel > _SHORT:
-        y, over = _cut(x, over, combine)
+    if for_cpu() and x.ndim - 1 in dims and x.numel > _SHORT:
+        y, over = _cut(x, dims, combine, each)
+    else:
+        y, over = each(x), list(dims)
     y = hlo.reduce_one(y, init, over, combine) if over else y
     return kept(y, x, dims) if keepdim else y
 
@@ -79,27 +91,28 @@ def less(x: Value, y: Value) -> Value:
     return hlo.select(hlo.compare(x, y, "LT") | is_nan(x), x, y)
 
 
-def total(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-    """Sum in the dtype of ``x``; bool counts as int64."""
-    return _fold(hlo.convert(x, torch.int64) if x.dtype == torch.bool else x, 0, dims, hlo.add, keepdim)
+def total(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
+    """Sum of ``each(x)``; bool counts as int64."""
+    counted = lambda v: hlo.convert(v, torch.int64) if v.dtype == torch.bool else v  # noqa: E731
+    return _fold(x, 0, dims, hlo.add, keepdim, lambda v: counted(each(v)))
 
 
-def average(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-    return hlo.divide(total(x, dims, keepdim), count(x, dims))
+def average(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
+    return hlo.divide(total(x, dims, keepdim, each), count(x, dims))
 
 
-def product(x: Value, dims: Sequence[int]) -> Value:
-    return _fold(x, 1, dims, hlo.multiply, False)
+def product(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
+    return _fold(x, 1, dims, hlo.multiply, keepdim, each)
 
 
-def largest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+def largest(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
     """Maximum; NaN wins."""
-    return _fold(x, lowest(x.dtype), dims, greater, keepdim)
+    return _fold(x, lowest(x.dtype), dims, greater, keepdim, each)
 
 
-def smallest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+def smallest(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
     """Minimum; NaN wins."""
-    return _fold(x, highest(x.dtype), dims, less, keepdim)
+    return _fold(x, highest(x.dtype), dims, less, keepdim, each)
 
 
 def is_nan(x: Value) -> Value:
@@ -117,8 +130,8 @@ def squared(x: Value) -> Value:
 def moments(x: Value, dims: Sequence[int], correction: float = 0) -> tuple[Value, Value]:
     """(variance, mean) over ``dims`` with sizes of one kept: two passes, so that no digits cancel."""
     mean = average(x, dims, keepdim=True)
-    deviation = squared(x - spread(mean, x))
-    return hlo.divide(total(deviation, dims, keepdim=True), max(count(x, dims) - correction, 0)), mean
+    deviations = total(x, dims, keepdim=True, each=lambda v: squared(v - over(mean, v)))
+    return hlo.divide(deviations, max(count(x, dims) - correction, 0)), mean
 
 
 def _shaped(y: Value, result: Type) -> Value:
@@ -127,13 +140,14 @@ def _shaped(y: Value, result: Type) -> Value:
 
 def _reduced(x: Value, dims: Dims, result: Type, reduction: Reduction) -> Value:
     """``reduction`` computed in the opmath of the result's dtype."""
-    x = hlo.convert(x, compute_dtype(result.dtype))
-    return _shaped(reduction(x, canonical_dims(dims, x.ndim)), result)
+    wide = lambda v: hlo.convert(v, compute_dtype(result.dtype))  # noqa: E731
+    return _shaped(reduction(x, canonical_dims(dims, x.ndim), False, wide), result)
 
 
 # ---- sums, products, extrema ----------------------------------------------------------------------------------------
-def _without_nan(x: Value, dims: Sequence[int]) -> Value:
-    return total(hlo.select(is_nan(x), 0, x) if x.dtype.is_floating_point or x.dtype.is_complex else x, dims)
+def _without_nan(x: Value, dims: Sequence[int], keepdim: bool, each: Map) -> Value:
+    may_be = x.dtype.is_floating_point or x.dtype.is_complex
+    return total(x, dims, keepdim, lambda v: hlo.select(is_nan(v), 0, each(v)) if may_be else each(v))
 
 
 _REDUCTIONS: dict[tuple[str, ...], Reduction] = {
@@ -171,7 +185,7 @@ def any_(x: Value, dims: Dims = None, keepdim: bool = False, *, result: list[Typ
     return _quantified(x, dims, result[0], False, hlo.or_)
 
 
-def _quantified(x: Value, dims: Dims, result: Type, init: bool, combine: Callable[[Value, Value], Value]) -> Value:
+def _quantified(x: Value, dims: Dims, result: Type, init: bool, combine: Combine) -> Value:
     over = () if dims == [] else canonical_dims(dims, x.ndim)  # unlike the sums, an empty list reduces nothing
     return _shaped(_fold(hlo.convert(x, torch.bool), init, over, combine, False), result)
 

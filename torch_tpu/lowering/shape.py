@@ -260,7 +260,7 @@ def select_backward(grad: Value, input_sizes: list[int], dim: int, index: Scalar
 
 
 def _at(block: Value, shape: Sequence[int], dim: int, start: Scalar) -> Value:
-    """Zeros of ``shape`` but for ``block``, which begins at ``start`` of ``dim``; a negative one counts from the end."""
+    """Zeros of ``shape`` but for ``block``, which begins at ``start`` of ``dim``; negative ones count from the end."""
     n = shape[dim]
     if isinstance(start, int):
         start = max(start + n, 0) if start < 0 else start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_tpu.lowering.common import compute_dtype
-from torch_tpu.lowering.reduction import largest, spread, total
+from torch_tpu.lowering.reduction import largest, over, spread, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -15,25 +15,28 @@ def _axis(x: Value, dim: int) -> list[int]:
     return [dim % x.ndim] if x.ndim else []
 
 
+def _wide(x: Value) -> Value:
+    return hlo.convert(x, compute_dtype(x.dtype))
+
+
 def softmax_of(x: Value, dims: list[int]) -> Value:
-    e = hlo.exponential(x - spread(largest(x, dims, keepdim=True), x))
+    e = hlo.exponential(_wide(x) - spread(largest(x, dims, keepdim=True, each=_wide), x))
     return hlo.divide(e, spread(total(e, dims, keepdim=True), x))
 
 
 def log_softmax_of(x: Value, dims: list[int]) -> Value:
-    shifted = x - spread(largest(x, dims, keepdim=True), x)
-    return shifted - spread(hlo.log(total(hlo.exponential(shifted), dims, keepdim=True)), x)
+    top = largest(x, dims, keepdim=True, each=_wide)
+    mass = total(x, dims, keepdim=True, each=lambda v: hlo.exponential(_wide(v) - over(top, v)))
+    return _wide(x) - spread(top, x) - spread(hlo.log(mass), x)
 
 
 @lower("_softmax")
 def softmax(x: Value, dim: int, half_to_float: bool, *, result: list[Type]) -> Value:
-    x = hlo.convert(x, compute_dtype(x.dtype))
     return hlo.convert(softmax_of(x, _axis(x, dim)), result[0].dtype)
 
 
 @lower("_log_softmax")
 def log_softmax(x: Value, dim: int, half_to_float: bool, *, result: list[Type]) -> Value:
-    x = hlo.convert(x, compute_dtype(x.dtype))
     return hlo.convert(log_softmax_of(x, _axis(x, dim)), result[0].dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-from torch_tpu.lowering.common import Scalar, ScalarOperand, as_value
+from torch_tpu.lowering.common import Scalar, ScalarOperand, as_value, for_cpu
 from torch_tpu.lowering.reduction import extreme_with_index, is_nan, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
@@ -36,8 +36,37 @@ def _before(a: Value, b: Value, descending: bool) -> Value:
     return strictly | (is_nan(a) & ~is_nan(b) if descending else is_nan(b) & ~is_nan(a))
 
 
+def _packed_sort(x: Value, dim: int, descending: bool) -> tuple[Value, Value]:
+    """A stable sort of numbers of at most 32 bits as one sort of int64 without a comparator of its own.
+
+    From the top: 32 bits that order as the numbers do, 31 bits of position, one bit that tells -0 from 0.
+    """
+    negative_zero = hlo.constant(False, torch.bool, x.shape)
+    wide = hlo.convert(x, torch.int64)
+    if x.dtype.is_floating_point:
+        y = hlo.convert(x, torch.float32)
+        bits = hlo.bitcast_convert(hlo.select(is_nan(y), float("nan"), y), torch.int32)
+        negative_zero = hlo.compare(bits, torch.iinfo(torch.int32).min, "EQ")
+        bits = hlo.select(negative_zero, 0, hlo.select(bits < 0, hlo.xor(bits, torch.iinfo(torch.int32).max), bits))
+        wide = hlo.convert(bits, torch.int64)
+    wide = hlo.not_(wide) if descending else wide
+    low = hlo.iota(x.shape, dim, torch.int64) * 2 + hlo.convert(negative_zero, torch.int64)
+    packed = hlo.sort([hlo.shift_left(wide, 32) + low], dim, lambda a, b: a[0] < b[0], stable=False)[0]
+    positions = hlo.convert(hlo.shift_right_logical(hlo.shift_left(packed, 32), 33), _INDEX)
+    wide = hlo.shift_right_arithmetic(packed, 32)
+    wide = hlo.not_(wide) if descending else wide
+    if not x.dtype.is_floating_point:
+        return hlo.convert(wide, x.dtype), positions
+    bits = hlo.convert(wide, torch.int32)
+    bits = hlo.select(bits < 0, hlo.xor(bits, torch.iinfo(torch.int32).max), bits)
+    y = hlo.bitcast_convert(bits, torch.float32)
+    return hlo.convert(hlo.select(hlo.compare(hlo.and_(packed, 1), 1, "EQ"), -0.0, y), x.dtype), positions
+
+
 def sorted_with_positions(x: Value, dim: int, descending: bool = False) -> tuple[Value, Value]:
     """Stable sort of one dimension and the int32 positions where its values stood."""
+    if for_cpu() and not x.dtype.is_complex and (x.dtype.itemsize < 4 or x.dtype in (torch.float32, torch.int32)):
+        return _packed_sort(x, dim, descending)
     positions = hlo.iota(x.shape, dim, _INDEX)
     values, order = hlo.sort([x, positions], dim, lambda left, right: _before(left[0], right[0], descending))
     return values, order
@@ -51,18 +80,13 @@ def _shaped(values: tuple[Value, ...] | list[Value], result: list[Type]) -> list
     return [hlo.reshape(hlo.convert(v, t.dtype), t.shape) for v, t in zip(values, result, strict=True)]
 
 
-def _sort_meta(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """PyTorch's own changes the strides of ``out=`` tensors, the CPU does not."""
-    return torch.ops.aten.sort.default(x, *args, **{k: v for k, v in kwargs.items() if k != "stable"})
-
-
-@lower("sort", meta=_sort_meta)
+@lower("sort")
 def sort(x: Value, dim: int = -1, descending: bool = False, *, result: list[Type]) -> list[Value]:
     x, dim = _axis(x, dim)
     return _shaped(sorted_with_positions(x, dim, descending), result)
 
 
-@lower("sort.stable", meta=_sort_meta)
+@lower("sort.stable")
 def sort_stable(x: Value, *, stable: bool | None, dim: int, descending: bool, result: list[Type]) -> list[Value]:
     return sort(x, dim, descending, result=result)
 
@@ -72,9 +96,10 @@ def topk(
     x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, result: list[Type]
 ) -> list[Value]:
     x, dim = _axis(x, dim)
-    if largest and dim == x.ndim - 1 and x.dtype in (torch.float32, torch.bfloat16) and 0 < k < x.shape[dim]:
+    halves = (torch.bfloat16, torch.float16)
+    if largest and dim == x.ndim - 1 and x.dtype in (torch.float32, *halves) and 0 < k < x.shape[dim]:
         # XLA's TopK compares in total order, where only a positive NaN is above infinity.
-        clean = hlo.select(is_nan(x), float("nan"), x)
+        clean = hlo.convert(hlo.select(is_nan(x), float("nan"), x), torch.float32)
         return _shaped(hlo.top_k(clean, k), result)
     values, order = sorted_with_positions(x, dim, descending=largest)
     return _shaped([hlo.slice_dim(values, dim, 0, k), hlo.slice_dim(order, dim, 0, k)], result)

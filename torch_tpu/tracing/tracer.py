@@ -349,16 +349,21 @@ class Tracer:
 
 def _described(info: OpInfo, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
     """The results without their values: from PyTorch's meta kernel, or the rule's own."""
-    if rule.meta is None:
-        return info.op(*args, **kwargs)
-    made = rule.meta(*args, **{k: v for k, v in kwargs.items() if k not in info.out})
-    if not info.out:
-        return made
     targets = [kwargs[a.name] for a in info.op._schema.arguments if a.is_out]
-    for target, t in zip(targets, made if isinstance(made, tuple) else (made,), strict=True):
-        if target.shape != t.shape:
-            target.resize_(t.shape)
-    return tuple(targets) if isinstance(made, tuple) else targets[0]
+    if not targets or not all(isinstance(t, torch.Tensor) for t in targets):
+        return (rule.meta or info.op)(*args, **kwargs)
+    layouts = [(t.shape, t.stride()) for t in targets]
+    if rule.meta is None:
+        info.op(*args, **kwargs)
+    else:
+        made = rule.meta(*args, **{k: v for k, v in kwargs.items() if k not in info.out})
+        for target, t in zip(targets, made if isinstance(made, tuple) else (made,), strict=True):
+            if target.shape != t.shape:
+                target.resize_(t.shape)
+    for target, (shape, strides) in zip(targets, layouts, strict=True):
+        if target.shape == shape and target.stride() != strides:  # some of PyTorch's meta kernels lay it out anew
+            target.as_strided_(shape, strides)
+    return tuple(targets) if len(targets) > 1 else targets[0]
 
 
 def _decomposition(op: OpOverload) -> Callable[..., Any] | None:

@@ -198,9 +198,24 @@ void copy_from_host(at::Tensor& self, const at::Tensor& source, bool non_blockin
   cell_of(self).set(device.from_host(host.const_data_ptr(), type, std::move(keep)));
 }
 
+// A run of a storage's elements that is at least a quarter of them is read with the rest and cut out on the host: results whose
+// size depends on data are such runs, and each size would be another program on the device.
+bool copy_run_to_host(at::Tensor& self, const at::Tensor& source) {
+  const auto* type = cell_of(source).type();
+  const size_t bytes = source.storage().nbytes();
+  if (!type || type->dtype != to_pjrt(source.scalar_type()) || type->bytes != bytes || !source.is_contiguous() || source.is_conj() ||
+      source.is_neg() || source.numel() == 0 || 4 * static_cast<size_t>(source.numel()) * source.itemsize() < bytes)
+    return false;
+  auto all = at::empty({type->numel}, source.options().device(at::kCPU));
+  cell_of(source).array()->buffer().to_host(all.mutable_data_ptr(), bytes).wait();
+  self.copy_(all.narrow(0, source.storage_offset(), source.numel()).view(source.sizes()));
+  return true;
+}
+
 void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& device = state_of(source);
   device.check_index_flag();
+  if (!is_plain(source) && copy_run_to_host(self, source)) return;
   auto from = is_plain(source) && !source.is_conj() && !source.is_neg() ? source : source.clone(at::MemoryFormat::Contiguous);
   if (!is_plain(from)) from = run_boxed("aten::clone", "", from, c10::IValue(static_cast<int64_t>(at::MemoryFormat::Contiguous)));
   const bool direct = self.scalar_type() == from.scalar_type() && same_layout(self, from) && self.is_non_overlapping_and_dense() && !self.is_neg() && !self.is_conj();

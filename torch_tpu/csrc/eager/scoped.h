@@ -10,8 +10,8 @@
 
 namespace torch_tpu {
 
-// PyTorch hands a thread's Python objects on to the threads that run its backward pass (at::ThreadLocalState), so the setting is
-// the presence of one of `levels` keys there. Costs nothing while no block is open anywhere.
+// PyTorch hands a thread's Python objects on to the threads that run its backward pass (at::ThreadLocalState), so the
+// setting is the presence of one of `levels` keys there. Costs nothing while no block is open anywhere.
 class Scoped {
  public:
   Scoped(const std::string& name, int levels) {

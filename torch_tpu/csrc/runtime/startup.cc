@@ -18,7 +18,8 @@ std::string holder(const std::string& message) {
   const auto at = message.find("pid ");
   if (at != std::string::npos) {
     std::string digits;
-    for (size_t i = at + 4; i < message.size() && std::isdigit(static_cast<unsigned char>(message[i])); ++i) digits += message[i];
+    for (size_t i = at + 4; i < message.size() && std::isdigit(static_cast<unsigned char>(message[i])); ++i)
+      digits += message[i];
     if (!digits.empty()) return digits;
   }
   const int file = ::open(kLock, O_RDONLY | O_CLOEXEC);
@@ -44,13 +45,16 @@ pjrt::Error explain_startup(const pjrt::Error& error) {
   const std::string message = first_lines(error.what());
   if (contains(message, "TPU is already in use") || contains(message, "libtpu multi-process lockfile")) {
     const std::string pid = holder(message);
-    return {error.code(), "The TPU of this machine is in use by another process" + (pid.empty() ? "" : " (pid " + pid + ")") +
+    return {error.code(), "The TPU of this machine is in use by another process" +
+                              (pid.empty() ? "" : " (pid " + pid + ")") +
                               ": wait for it or end it. If there is no such process, remove " + kLock + "."};
   }
   if (contains(message, "No jellyfish device found") || contains(message, "No TPU devices found"))
     return {error.code(),
-            "libtpu found no TPU on this machine: run on a machine with a TPU, or set TORCH_TPU_PLATFORM=cpu to use XLA's CPU "
-            "backend. (libtpu said: " + message + ")"};
+            "libtpu found no TPU on this machine: run on a machine with a TPU, or set TORCH_TPU_PLATFORM=cpu to use "
+            "XLA's CPU "
+            "backend. (libtpu said: " +
+                message + ")"};
   return {error.code(), message};
 }
 

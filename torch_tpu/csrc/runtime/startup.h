@@ -5,7 +5,8 @@
 
 namespace torch_tpu {
 
-// `error` in the words of this package where it is one of the plugins' known refusals: a TPU that another process holds, or no TPU.
+// `error` in the words of this package where it is one of the plugins' known refusals: a TPU that another process
+// holds, or no TPU.
 pjrt::Error explain_startup(const pjrt::Error& error);
 
 }  // namespace torch_tpu
