@@ -138,6 +138,9 @@ ONE_PROGRAM: dict[str, Snippet] = {
     "item": lambda w, k: (w.z.sum() * k).item(),
     "tolist": lambda w, k: (w.z * k).tolist(),
     "bool": lambda w, k: bool(w.z.sum() > k),
+    "nonzero().tolist()": lambda w, k: w.masks[k].nonzero().tolist(),
+    "masked_select().cpu()": lambda w, k: torch.masked_select(w.z, w.masks[k]).cpu(),
+    "x[:k].cpu()": lambda w, k: w.x[: 30 + k].cpu(),
     "to and back": lambda w, k: (torch.full((3,), float(k)).to("tpu") * 2).cpu(),
 }
 
@@ -145,6 +148,7 @@ ONE_PROGRAM: dict[str, Snippet] = {
 STATED: dict[str, tuple[int, Snippet]] = {
     # the result of x[mask] is a view of one that is a power of two long: 16, 32 and 64 here, 16 of them known
     "x[mask]": (2, lambda w, k: w.x[w.masks[k]]),
+    "x[mask].cpu()": (2, lambda w, k: w.x[w.masks[k]].cpu()),
     "x[mask, j]": (2, lambda w, k: w.x[w.masks[k], 0]),
     # ... and what is computed from it has the shape that it has
     "x[mask].sum()": (2 + 8, lambda w, k: w.x[w.masks[k]].sum()),

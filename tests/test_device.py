@@ -224,8 +224,8 @@ def test_several_devices_in_one_process() -> None:
         try:
             x + y
         except RuntimeError as error:
-            assert "Expected all tensors to be on the same device" in str(error) and "tpu:1" in str(error) and "tpu:0"
-            in str(error)
+            text = str(error)
+            assert "Expected all tensors to be on the same device" in text and "tpu:1" in text and "tpu:0" in text
         else:
             raise AssertionError("tensors of two devices were added")
 

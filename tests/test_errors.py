@@ -105,6 +105,7 @@ DTYPES: dict[str, Callable[[str], object]] = {
     "binary_cross_entropy targets": lambda d: F.binary_cross_entropy_with_logits(ones(2, device=d), ones(3, device=d)),
 }
 
+
 def normal(text: str) -> str:
     """Messages without what names a device or a kernel of one."""
     return re.sub(r"tpu:0|\btpu\b|cpu:0|\bcpu\b|TPU|CPU|_tpu|_cpu", "DEVICE", text.split("\n")[0])
@@ -194,3 +195,12 @@ def test_an_error_leaves_tensors_and_counters_as_they_were() -> None:
 def test_dtypes_that_the_device_has_not_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises((TypeError, NotImplementedError), match="(?i)tpu"):
         torch.empty(2, dtype=dtype, device="tpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.uint32])
+def test_what_cpu_kernels_lack_is_no_error_of_the_device(dtype: torch.dtype) -> None:
+    """An empty call is tried on the CPU first; a kernel that only the CPU lacks must not speak for the device."""
+    empty = torch.empty(0, 3, device="tpu").to(dtype)
+    assert (empty.t() == empty.t()).shape == (3, 0)
+    assert empty.view(-1).clone().shape == (0,)
+    assert torch.cat([empty, empty]).shape == (0, 3)

@@ -157,8 +157,8 @@ def _scaled_mm_meta(
             f"Invalid scaling configuration. Both scales must be float32 and have one element, or shapes ({m}, 1) "
             f"and (1, {n}), or one per block of 1 or 128 rows and 128 columns ({m}, {_ceil(k, 128)}), "
             f"({_ceil(m, 128)}, {_ceil(k, 128)}) and ({_ceil(k, 128)}, {n}), ({_ceil(k, 128)}, {_ceil(n, 128)}); "
-            f"or both must be float8_e8m0fnu and have {_mx_size(m, k)} and {_mx_size(n, k)} elements. Got {scale_x.dtype} "
-            f"{tuple(scale_x.shape)} and {scale_y.dtype} {tuple(scale_y.shape)}."
+            f"or both must be float8_e8m0fnu and have {_mx_size(m, k)} and {_mx_size(n, k)} elements. "
+            f"Got {scale_x.dtype} {tuple(scale_x.shape)} and {scale_y.dtype} {tuple(scale_y.shape)}."
         ),
     )
     return out

@@ -5,8 +5,6 @@ NaN is the greatest value, and equal values keep their order.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
