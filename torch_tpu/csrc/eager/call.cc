@@ -72,9 +72,11 @@ int32_t Call::slot_of(Cell* cell) {
     for (size_t i = 0; i < slots.size(); ++i)
       if (slots[i] == cell) return static_cast<int32_t>(i);
   } else {  // the long lists of foreach operators
-    if (slot_index_.empty())
-      for (size_t i = 0; i < slots.size(); ++i) slot_index_.emplace(slots[i], static_cast<int32_t>(i));
-    const auto [known, fresh] = slot_index_.emplace(cell, static_cast<int32_t>(slots.size()));
+    if (!slot_index_) {
+      slot_index_ = std::make_unique<ska::flat_hash_map<Cell*, int32_t>>();
+      for (size_t i = 0; i < slots.size(); ++i) slot_index_->emplace(slots[i], static_cast<int32_t>(i));
+    }
+    const auto [known, fresh] = slot_index_->emplace(cell, static_cast<int32_t>(slots.size()));
     if (!fresh) return known->second;
   }
   slots.push_back(cell);

@@ -7,6 +7,7 @@
 #include <c10/core/Scalar.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <memory>
 #include <optional>
 
 #include "eager/program.h"
@@ -50,7 +51,7 @@ class Call {
   void read_number(const c10::IValue& value, const ArgumentSpec& spec);
   void read_static(const c10::IValue& value);
   int32_t slot_of(Cell* cell);
-  ska::flat_hash_map<Cell*, int32_t> slot_index_;  // only for many slots
+  std::unique_ptr<ska::flat_hash_map<Cell*, int32_t>> slot_index_;  // only for many slots
   void set_device(c10::DeviceIndex index);
 };
 
