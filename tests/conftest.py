@@ -4,11 +4,21 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 # Set before torch is imported; the workers of pytest-xdist and the subprocesses of tests inherit it.
 _own = None
 if "TORCH_TPU_CACHE_DIR" not in os.environ:
     _own = os.environ["TORCH_TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_tpu-tests-")
 os.environ.setdefault("TORCH_TPU_QUIET", "1")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """The same random inputs whatever ran before, on whichever worker."""
+    import torch
+
+    torch.manual_seed(0)
 
 
 def pytest_unconfigure() -> None:

@@ -190,6 +190,22 @@ def test_threads_write_tensors_of_their_own() -> None:
     assert [c.unique().tolist() for c in clones] == [[100.0 * i] for i in range(4)]
 
 
+def test_threads_that_write_one_tensor_lose_updates_at_most() -> None:
+    """As on any device: an addition may be lost, but all numbers are of one write and nothing breaks."""
+    x, seen = torch.zeros(1000, device="tpu"), []
+
+    def work(i: int) -> None:
+        for step in range(300):
+            x.add_(1)
+            if step % 50 == 0:
+                seen.append(x.cpu().unique().numel())
+                x.clone().mul_(0)
+
+    run_in_threads(work, 4)
+    assert set(seen) == {1} and x.unique().numel() == 1
+    assert 300 <= x[0].item() <= 1200
+
+
 def test_threads_draw_different_numbers_from_one_generator() -> None:
     draws: list[torch.Tensor] = []
 

@@ -38,8 +38,12 @@ RANDOM = frozenset(
 )
 #: Results have undefined contents: compared by dtype, shape and strides only.
 UNDEFINED = frozenset(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"))
-#: Strides are not compared: the result is a view of the first rows of a padded one, for a new size to need no program.
-FREE_STRIDES = frozenset(("argwhere", "nonzero", "nonzero_static", "unique", "unique_consecutive"))
+#: Strides are not compared. Where sizes depend on data the result is a view of the first rows of a padded one, for a new
+#: size to need no program; factors and solutions lie on the CPU as LAPACK leaves its buffers.
+FREE_STRIDES = frozenset(
+    ("argwhere", "nonzero", "nonzero_static", "unique", "unique_consecutive", "svd", "linalg.svd", "svd_lowrank")
+    + ("pca_lowrank", "linalg.lstsq", "linalg.lstsq.grad_oriented")
+)
 #: (operator, argument): tensors that PyTorch wants on the CPU on every device.
 _ON_HOST = frozenset({("tensor_split", 1)})
 #: Where only small samples are wanted, the number of samples to choose from: some descriptions have over a thousand.
@@ -70,16 +74,27 @@ def _as_gradients(sample: Sample, out: Any) -> Any:
     return sample.process(out)
 
 
-def _at_positions(sample: Sample, out: Any) -> Any:
-    """Positions of equal values may differ: the values, and the values at the positions."""
-    options = dict(zip(("dim",), sample.args[1:], strict=False)) | sample.kwargs
-    return out[0], sample.input.gather(options.get("dim", -1), out[1])
+def _at_positions(sample: Sample, out: Any, place: int = 0) -> Any:
+    """Positions of equal values may differ: the values, and the values at the positions.
+
+    Args:
+        sample: The call.
+        out: Values and positions, or positions alone.
+        place: Where ``dim`` stands among the arguments after the first.
+    """
+    if sample.kwargs.get("stable"):
+        return out
+    dim = sample.args[place] if len(sample.args) > place else sample.kwargs.get("dim", -1)
+    values, at = ([], out) if isinstance(out, torch.Tensor) else (out[0], out[1])
+    at = at if at.ndim == sample.input.ndim else at.unsqueeze(dim)
+    return values, sample.input.gather(dim, at)
 
 
 #: Operators whose results are not determined: what of them is.
 DETERMINED: dict[str, Callable[[Sample, Any], Any]] = {
     **dict.fromkeys(("linalg.eig", "linalg.eigh", "linalg.svd", "svd"), _as_gradients),
-    "topk": _at_positions,
+    **dict.fromkeys(("sort", "argsort"), _at_positions),
+    **dict.fromkeys(("kthvalue", "topk"), functools.partial(_at_positions, place=1)),
 }
 
 

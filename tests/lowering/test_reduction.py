@@ -148,7 +148,8 @@ def test_variance(op: torch._ops.OpOverload, dtype: torch.dtype) -> None:
 
 
 def test_variance_does_not_cancel() -> None:
-    check(aten.var.correction, torch.randn(1000) * 1e-2 + 1e4, correction=1, rtol=1e-4, atol=0)
+    # A mean rounded to half an ulp of 1e4 moves a variance of 1e-4 by up to 2e-3 of itself; cancellation would lose all digits.
+    check(aten.var.correction, torch.randn(1000) * 1e-2 + 1e4, correction=1, rtol=2e-3, atol=0)
 
 
 def test_variance_without_degrees_of_freedom() -> None:

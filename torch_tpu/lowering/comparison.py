@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value
+from torch_tpu.lowering.common import Scalar, as_value, for_cpu, row_major
 from torch_tpu.lowering.pointwise import equals, is_nan, signbit
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value
@@ -145,4 +145,16 @@ def to_copy(x: Value, *, result: list[Type]) -> Value:
 
 @lower("clone", "lift_fresh_copy", "lift")
 def clone(x: Value) -> Value:
-    return x
+    return _by_tiles(x) if for_cpu() and x.transpose_of is not None and x.ndim == 2 else x
+
+
+def _by_tiles(x: Value, tile: int = 8) -> Value:
+    """A large transposed matrix, its tiles first: a CPU's cache has room for few rows that are a power of two apart."""
+    (rows, columns), source = x.shape, x.transpose_of
+    if source is None or rows % tile or columns % tile or x.numel < 2**18 or rows * x.dtype.itemsize % 1024:
+        return x
+    tiles = hlo.reshape(source[0], (columns // tile, tile, rows // tile, tile))
+    moved = hlo.transpose(row_major(hlo.transpose(tiles, (0, 2, 3, 1))), (1, 2, 0, 3))
+    y = hlo.reshape(moved, x.shape)
+    y.transpose_of = source
+    return y

@@ -9,6 +9,7 @@ import math
 
 import torch
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.factorization import (
     at,
@@ -261,7 +262,7 @@ def linalg_qr(a: Value, mode: str = "reduced", *, result: list[Type]) -> list[Va
     return [_shaped(v, t) for v, t in zip(qr(flat_batch(a), mode == "complete"), result, strict=True)]
 
 
-@lower("geqrf")
+@lower("geqrf", meta=meta.geqrf)
 def geqrf(a: Value, *, result: list[Type]) -> list[Value]:
     return [_shaped(v, t) for v, t in zip(householder_qr(flat_batch(a)), result, strict=True)]
 
@@ -332,7 +333,7 @@ def pinv(
     return _shaped(_pseudo_inverse(u, s, vh, hlo.maximum(least, factor * _largest(s)))[0], result[0])
 
 
-@lower("linalg_lstsq", static=("rcond",))
+@lower("linalg_lstsq", static=("rcond",), meta=meta.linalg_lstsq)
 def lstsq(
     a: Value, b: Value, rcond: float | None = None, *, driver: str | None = None, result: list[Type]
 ) -> list[Value]:

@@ -56,6 +56,7 @@ def linalg_lstsq(
     a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solution, residuals, ranks and singular values; which of the last three a driver gives is LAPACK's choice."""
+    torch._check(a.ndim >= 2, lambda: "torch.linalg.lstsq: input must have at least 2 dimensions.")
     m, n = a.shape[-2:]
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
     columns = [] if vector else [b.shape[-1]]
@@ -63,7 +64,7 @@ def linalg_lstsq(
     real = a.new_empty(0).real.dtype if a.dtype.is_complex else a.dtype
     residuals = (*batch, *(columns or [1])) if m > n and driver in ("gels", "gelsd", "gelss") else (0,)
     return (
-        a.new_empty((*batch, n, *columns)),
+        a.new_empty((*batch, n)) if vector else a.new_empty((*batch, b.shape[-1], n)).mT,
         a.new_empty(residuals, dtype=real),
         a.new_empty((0,) if driver == "gels" else a.shape[:-2], dtype=torch.int64),
         a.new_empty((*a.shape[:-2], min(m, n)) if driver in ("gelsd", "gelss") else (0,), dtype=real),

@@ -17,7 +17,7 @@ from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
 Dims = int | Sequence[int] | None
-Reduction = Callable[[Value, Sequence[int], bool, "Map"], Value]
+Reduction = Callable[[Value, Sequence[int]], Value]
 Combine = Callable[[Value, Value], Value]
 Map = Callable[[Value], Value]  # element-wise
 
@@ -41,10 +41,11 @@ def spread(y: Value, x: Value) -> Value:
 #: Parts into which a CPU cuts a reduced row, to combine them side by side: in a row, each element waits for the last.
 _PARTS = 16
 _SHORT = 1 << 12  # elements that are not worth it
+_ROW = 1 << 10  # elements: parts of longer rows may lie where a cache has no room for all of them
 
 
 def _cut(x: Value, dims: Sequence[int], combine: Combine, each: Map) -> tuple[Value, list[int]]:
-    """``each(x)`` with the last reduced dimensions as one, and that as short as parts combined element by element make it.
+    """``each(x)`` with its last reduced dimensions as rows, and these as short as parts combined make them.
 
     Parts are taken before ``each``: what many of them share, XLA would keep in memory.
     """
@@ -52,18 +53,21 @@ def _cut(x: Value, dims: Sequence[int], combine: Combine, each: Map) -> tuple[Va
     while first and first - 1 in dims:
         first -= 1
     n = math.prod(x.shape[first:])
-    parts = next((k for k in range(min(_PARTS, n // 4), 1, -1) if n % k == 0), 1)
-    x = hlo.reshape(x, (*x.shape[:first], n))
-    cut = [each(hlo.slice_dim(x, first, i * n // parts, (i + 1) * n // parts)) for i in range(parts)]
+    row = _ROW if n % _ROW == 0 else n
+    parts = next((k for k in range(min(_PARTS, row // 4), 1, -1) if row % k == 0), 1)
+    x = hlo.reshape(x, (*x.shape[:first], n // row, row))
+    cut = [each(hlo.slice_dim(x, first + 1, i * row // parts, (i + 1) * row // parts)) for i in range(parts)]
     while len(cut) > 1:
         cut = [*map(combine, cut[::2], cut[1::2]), *cut[len(cut) & ~1 :]]
-    return cut[0], [*(d for d in dims if d < first), first]
+    return cut[0], [*(d for d in dims if d < first), first, first + 1]
 
 
 def over(statistic: Value, part: Value) -> Value:
-    """A statistic, its dimensions kept, broadcast to what ``each`` sees of its operand: last dimensions may be one there."""
-    lead = statistic.shape[: part.ndim - 1]
-    return hlo.broadcast_to(hlo.reshape(statistic, (*lead, statistic.numel // max(math.prod(lead), 1))), part.shape)
+    """A statistic, its dimensions kept, broadcast to what ``each`` sees, whose last dimensions are others."""
+    lead = list(statistic.shape)
+    while lead and lead[-1] == 1:
+        lead.pop()
+    return hlo.broadcast_to(hlo.reshape(statistic, [*lead, *[1] * (part.ndim - len(lead))]), part.shape)
 
 
 def _fold(
@@ -92,27 +96,26 @@ def less(x: Value, y: Value) -> Value:
 
 
 def total(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
-    """Sum of ``each(x)``; bool counts as int64."""
-    counted = lambda v: hlo.convert(v, torch.int64) if v.dtype == torch.bool else v  # noqa: E731
-    return _fold(x, 0, dims, hlo.add, keepdim, lambda v: counted(each(v)))
+    """Sum of ``each(x)`` in the dtype of ``x``; bool counts as int64."""
+    return _fold(hlo.convert(x, torch.int64) if x.dtype == torch.bool else x, 0, dims, hlo.add, keepdim, each)
 
 
-def average(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
-    return hlo.divide(total(x, dims, keepdim, each), count(x, dims))
+def average(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+    return hlo.divide(total(x, dims, keepdim), count(x, dims))
 
 
-def product(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
-    return _fold(x, 1, dims, hlo.multiply, keepdim, each)
+def product(x: Value, dims: Sequence[int]) -> Value:
+    return _fold(x, 1, dims, hlo.multiply, False)
 
 
-def largest(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
+def largest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
     """Maximum; NaN wins."""
-    return _fold(x, lowest(x.dtype), dims, greater, keepdim, each)
+    return _fold(x, lowest(x.dtype), dims, greater, keepdim)
 
 
-def smallest(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
+def smallest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
     """Minimum; NaN wins."""
-    return _fold(x, highest(x.dtype), dims, less, keepdim, each)
+    return _fold(x, highest(x.dtype), dims, less, keepdim)
 
 
 def is_nan(x: Value) -> Value:
@@ -140,14 +143,13 @@ def _shaped(y: Value, result: Type) -> Value:
 
 def _reduced(x: Value, dims: Dims, result: Type, reduction: Reduction) -> Value:
     """``reduction`` computed in the opmath of the result's dtype."""
-    wide = lambda v: hlo.convert(v, compute_dtype(result.dtype))  # noqa: E731
-    return _shaped(reduction(x, canonical_dims(dims, x.ndim), False, wide), result)
+    x = hlo.convert(x, compute_dtype(result.dtype))
+    return _shaped(reduction(x, canonical_dims(dims, x.ndim)), result)
 
 
 # ---- sums, products, extrema ----------------------------------------------------------------------------------------
-def _without_nan(x: Value, dims: Sequence[int], keepdim: bool, each: Map) -> Value:
-    may_be = x.dtype.is_floating_point or x.dtype.is_complex
-    return total(x, dims, keepdim, lambda v: hlo.select(is_nan(v), 0, each(v)) if may_be else each(v))
+def _without_nan(x: Value, dims: Sequence[int]) -> Value:
+    return total(hlo.select(is_nan(x), 0, x) if x.dtype.is_floating_point or x.dtype.is_complex else x, dims)
 
 
 _REDUCTIONS: dict[tuple[str, ...], Reduction] = {
@@ -290,6 +292,16 @@ def foreach_norm(
     xs: list[Value], ord: float = 2, dtype: torch.dtype | None = None, *, result: list[Type]
 ) -> list[Value]:
     return [vector_norm(x, ord, result=[t]) for x, t in zip(xs, result, strict=True)]
+
+
+# ---- hash -----------------------------------------------------------------------------------------------------------
+@lower("hash_tensor")
+def hash_tensor(x: Value, dim: Sequence[int], *, keepdim: bool, mode: int, result: list[Type]) -> Value:
+    """The exclusive or of the elements' bits as float64 or int64 (``mode`` 0, the only one)."""
+    dims = canonical_dims(dim, x.ndim)
+    wide = hlo.convert(x, torch.float64 if x.dtype.is_floating_point else torch.int64)
+    bits = hlo.bitcast_convert(wide, torch.uint64)
+    return hlo.reshape(hlo.reduce_one(bits, 0, dims, hlo.xor), result[0].shape)
 
 
 # ---- histogram ------------------------------------------------------------------------------------------------------

@@ -15,28 +15,26 @@ def _axis(x: Value, dim: int) -> list[int]:
     return [dim % x.ndim] if x.ndim else []
 
 
-def _wide(x: Value) -> Value:
-    return hlo.convert(x, compute_dtype(x.dtype))
-
-
 def softmax_of(x: Value, dims: list[int]) -> Value:
-    e = hlo.exponential(_wide(x) - spread(largest(x, dims, keepdim=True, each=_wide), x))
+    e = hlo.exponential(x - spread(largest(x, dims, keepdim=True), x))
     return hlo.divide(e, spread(total(e, dims, keepdim=True), x))
 
 
 def log_softmax_of(x: Value, dims: list[int]) -> Value:
-    top = largest(x, dims, keepdim=True, each=_wide)
-    mass = total(x, dims, keepdim=True, each=lambda v: hlo.exponential(_wide(v) - over(top, v)))
-    return _wide(x) - spread(top, x) - spread(hlo.log(mass), x)
+    top = largest(x, dims, keepdim=True)
+    mass = total(x, dims, keepdim=True, each=lambda v: hlo.exponential(v - over(top, v)))
+    return x - spread(top, x) - spread(hlo.log(mass), x)
 
 
 @lower("_softmax")
 def softmax(x: Value, dim: int, half_to_float: bool, *, result: list[Type]) -> Value:
+    x = hlo.convert(x, compute_dtype(x.dtype))
     return hlo.convert(softmax_of(x, _axis(x, dim)), result[0].dtype)
 
 
 @lower("_log_softmax")
 def log_softmax(x: Value, dim: int, half_to_float: bool, *, result: list[Type]) -> Value:
+    x = hlo.convert(x, compute_dtype(x.dtype))
     return hlo.convert(log_softmax_of(x, _axis(x, dim)), result[0].dtype)
 
 

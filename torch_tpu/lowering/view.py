@@ -285,6 +285,8 @@ def to_memory_order(value: Value, sizes: Sequence[int], strides: Sequence[int]) 
 
     Broadcast dimensions are reduced to their first entry; sizes of one are kept where strides leave their place free.
     """
+    if 0 in sizes and 0 in strides:
+        return hlo.reshape(value, (0,))
     value = hlo.slice_(value, [0] * value.ndim, [1 if t == 0 else n for n, t in zip(sizes, strides, strict=True)])
     if tuple(strides) == contiguous_strides(value.shape):
         return value

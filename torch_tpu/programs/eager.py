@@ -90,7 +90,6 @@ def composite(name: str) -> Callable[..., Any]:
     return fallback.function(name) if fallback.allowed(name) else HOST_COMPOSITES[name.removeprefix("aten::")]
 
 
-host_composite = composite  # the name that a core built before sparse tensors calls
 
 
 @functools.cache

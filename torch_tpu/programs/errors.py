@@ -1,8 +1,8 @@
 """PyTorch's own error for a call that is wrong.
 
 The Python meta kernels that PyTorch puts in front of its C++ ones word their errors differently, raise other types, and
-leave checks out. So where a call fails, or looks as if it should, it is made once more on the CPU, on zeros of the same
-geometry: what the CPU raises is what the user gets. None of this happens for a program that is known already.
+leave checks out. So where a call fails, or looks as if it should, it is made once more on the CPU, on zeros (and ones)
+of the same geometry: what the CPU raises is what the user gets. None of this happens for a program that is known.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ def cpu_error(name: str, description: list[Any]) -> Exception | None:
     """What the CPU raises for a call, or None if it does not, or cannot say without real data."""
     if sum(a.storage for a in _tensors(description)) > _LARGEST:
         return None
+    error = _raised(name, description, 0)
+    # What is wrong with zeros but not with ones (a matrix, pivots, weights) is wrong with the data, not with the call.
+    return error if error is None or type(_raised(name, description, 1)) is type(error) else None
+
+
+def _raised(name: str, description: list[Any], fill: int) -> Exception | None:
     op = resolve(name)
     storages: dict[int, torch.Tensor] = {}
 
     def argument(item: Any) -> Any:
         if isinstance(item, TensorArgument):
-            return _zeros(item, storages)
+            return _filled(item, storages, fill)
         if isinstance(item, HostScalar):
             return item.value if item.wrapped else torch.tensor(item.value, dtype=item.dtype)
         if isinstance(item, NumberArgument):
@@ -62,11 +68,13 @@ def cpu_error(name: str, description: list[Any]) -> Exception | None:
     return None
 
 
-def _zeros(a: TensorArgument, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+def _filled(a: TensorArgument, storages: dict[int, torch.Tensor], fill: int) -> torch.Tensor:
     if a.slot not in storages:
         storages[a.slot] = torch.zeros(a.storage, dtype=torch.uint8)
     memory = storages[a.slot]
     flat = memory[: memory.numel() // a.dtype.itemsize * a.dtype.itemsize].view(a.dtype)
+    if fill:
+        flat.fill_(fill)
     tensor = flat.as_strided(a.sizes, a.strides, a.offset)
     tensor = tensor.conj() if a.conjugate else tensor
     return torch._neg_view(tensor) if a.negative else tensor

@@ -277,6 +277,8 @@ def transpose(x: Value, permutation: Sequence[int]) -> Value:
     permutation = tuple(p % x.ndim for p in permutation)
     if permutation == tuple(range(x.ndim)):
         return x
+    if x.transpose_of is not None and all(x.transpose_of[1][p] == i for i, p in enumerate(permutation)):
+        return x.transpose_of[0]
     result = Type(tuple(x.shape[p] for p in permutation), x.dtype)
     y = current().op("transpose", [x], result, f"permutation = {_int_list(permutation)}")
     y.transpose_of = x, permutation

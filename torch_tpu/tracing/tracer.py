@@ -268,12 +268,28 @@ class Tracer:
         """One operator on traced tensors: meta kernel, rule or decomposition, then results bound or written back."""
         info = op_info(op)
         kwargs = {k: _to_meta(v) for k, v in kwargs.items()}
+        if info.name == "aten::resize_":
+            return self._resize(op, args, kwargs)
         if info.rule is None and (info.is_view or _changes_view(info)):
             return op(*_numbers(args), **_numbers(kwargs))
         bound = _bind(op, args, kwargs)
         if info.rule is not None:
             return self._apply(info, info.rule, bound, args, kwargs)
         return self._decompose(info, bound, args, kwargs)
+
+    def _resize(self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+        """``resize_``: what a larger storage had before stays at its beginning."""
+        t, cell = args[0], self.cell(args[0])
+        before = t.untyped_storage().nbytes() // t.itemsize
+        base = self._base(cell, t) if before else None
+        op(*args, **kwargs)
+        more = t.untyped_storage().nbytes() // t.itemsize - before
+        if more:
+            cell.base = hlo.constant(0, t.dtype, (more,))
+            if base is not None:
+                cell.base = hlo.concatenate([hlo.reshape(hlo.convert(base, t.dtype), (before,)), cell.base], 0)
+            cell.load, cell.full, cell.windows = None, None, {}
+        return t
 
     def _apply(
         self, info: OpInfo, rule: Rule, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -465,8 +481,16 @@ def _call_rule(
             values[a.name] = hlo.broadcast_to(hlo.convert(v, compute) if a.name in promoted else v, shape)
     result = _invoke(rule, info.inputs, values, result_types, bound)
     if isinstance(result, Value) and result_types and result_types[0] is not None:
-        return hlo.convert(result, result_types[0].dtype)
+        return _narrowed(result, result_types[0].dtype)
     return result
+
+
+def _narrowed(x: Value, dtype: torch.dtype) -> Value:
+    """A conversion; to bfloat16 by way of the bits: behind a ``convert``, XLA's CPU backend halves its vectors."""
+    if not (tracer().emulate_precision and x.dtype == torch.float32 and dtype == torch.bfloat16):
+        return hlo.convert(x, dtype)
+    bits = hlo.bitcast_convert(hlo.reduce_precision(x, exponent_bits=8, mantissa_bits=7), torch.uint32)
+    return hlo.bitcast_convert(hlo.convert(hlo.shift_right_logical(bits, 16), torch.uint16), dtype)
 
 
 def _promotion_kind(x: Any) -> Any:

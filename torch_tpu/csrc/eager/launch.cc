@@ -13,16 +13,26 @@
 namespace torch_tpu {
 namespace {
 
-// The arguments of one execution. Scalars and random state are made here and live until the program has been enqueued.
+// The arguments of one execution; they live until the program has been enqueued.
 struct Operands {
   c10::SmallVector<PJRT_Buffer*, 16> handles;
-  c10::SmallVector<ArrayPtr, 8> temporaries;
-  c10::SmallVector<int64_t, 4> keep;  // arguments that the program must not consume
+  c10::SmallVector<ArrayPtr, 16> arrays;
+  c10::SmallVector<int64_t, 4> keep;                           // arguments that the program must not consume
+  c10::SmallVector<std::pair<Cell*, int32_t>, 2> claimed;      // cells whose contents it consumes, and the output that replaces them
   ArrayPtr index_flag;
 
+  Operands() = default;
+  Operands(const Operands&) = delete;
+  ~Operands() {
+    for (auto& [cell, output] : claimed) cell->give_up();
+  }
   void add(ArrayPtr array) {
     handles.push_back(array->handle());
-    temporaries.push_back(std::move(array));
+    arrays.push_back(std::move(array));
+  }
+  void settle(c10::ArrayRef<ArrayPtr> outputs) {
+    for (auto& [cell, output] : claimed) cell->settle(outputs[output]);
+    claimed.clear();
   }
 };
 
@@ -57,7 +67,7 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
   for (const auto& operand : program.operands) {
     switch (operand.kind) {
       case OperandKind::kBase:
-        out.handles.push_back(call.slots[operand.index]->array()->handle());
+        out.add(call.slots[operand.index]->array());
         break;
       case OperandKind::kOffset:
         out.add(device.scalars.get(call.tensors[operand.index].tensor->storage_offset(), operand.dtype, device));
@@ -81,7 +91,10 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
   }
   for (const auto& [operand, output] : program.donations) {
     const auto& o = program.operands[operand];
-    if (o.kind != OperandKind::kBase || !call.slots[o.index]->exclusive()) out.keep.push_back(operand);
+    if (o.kind == OperandKind::kBase && call.slots[o.index]->claim(out.arrays[operand]))
+      out.claimed.emplace_back(call.slots[o.index], output);
+    else
+      out.keep.push_back(operand);
   }
 }
 
@@ -117,6 +130,7 @@ void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t
   c10::SmallVector<ArrayPtr, 8> arrays;
   for (size_t i = 0; i < num_outputs; ++i)
     arrays.push_back(c10::make_intrusive<Array>(raw[i], program.outputs[i].type, device.index));
+  operands.settle(arrays);
 
   for (const auto& resize : program.resizes) {
     auto* tensor = const_cast<at::TensorImpl*>(call.tensors[resize.position].tensor);

@@ -303,7 +303,8 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   }
   alignas(16) char bytes[16];
   try {
-    const auto& buffer = cell_of(self).array()->buffer();
+    const auto array = cell_of(self).array();
+    const auto& buffer = array->buffer();
     if (!buffer.read_host_memory(bytes, type->bytes)) buffer.to_host(bytes, type->bytes).wait();
   } catch (const pjrt::Error& error) {
     rethrow(error);

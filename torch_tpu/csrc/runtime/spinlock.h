@@ -13,6 +13,7 @@ class Spinlock {
       for (int i = 0; held_.load(std::memory_order_relaxed); ++i)
         if (i > 64) std::this_thread::yield();
   }
+  bool try_lock() { return !held_.exchange(true, std::memory_order_acquire); }
   void unlock() { held_.store(false, std::memory_order_release); }
 
  private:
