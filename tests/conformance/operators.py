@@ -38,12 +38,11 @@ RANDOM = frozenset(
 )
 #: Results have undefined contents: compared by dtype, shape and strides only.
 UNDEFINED = frozenset(("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"))
-#: Strides are not compared. Where sizes depend on data the result is a view of the first rows of a padded one, for a new
-#: size to need no program; factors and solutions lie on the CPU as LAPACK leaves its buffers.
-FREE_STRIDES = frozenset(
-    ("argwhere", "nonzero", "nonzero_static", "unique", "unique_consecutive", "svd", "linalg.svd", "svd_lowrank")
-    + ("pca_lowrank", "linalg.lstsq", "linalg.lstsq.grad_oriented")
-)
+#: Strides are not compared. Sizes that depend on data give a view of the first rows of a padded result, for a new size
+#: to need no program; factors and solutions lie on the CPU as LAPACK leaves its buffers.
+_PADDED = ("argwhere", "nonzero", "nonzero_static", "unique", "unique_consecutive")
+_LAPACK = ("svd", "linalg.svd", "svd_lowrank", "pca_lowrank", "linalg.lstsq", "linalg.lstsq.grad_oriented")
+FREE_STRIDES = frozenset((*_PADDED, *_LAPACK))
 #: (operator, argument): tensors that PyTorch wants on the CPU on every device.
 _ON_HOST = frozenset({("tensor_split", 1)})
 #: Where only small samples are wanted, the number of samples to choose from: some descriptions have over a thousand.

@@ -70,6 +70,7 @@ std::shared_ptr<Program> make_program(Executable& executable, const std::string&
     program->operands.push_back({operand_kind(kind), index, to_pjrt(static_cast<c10::ScalarType>(dtype))});
   for (const auto& [slot, dtype, dims] : outputs) {
     program->outputs.push_back({slot, array_type(dtype, dims)});
+    if (slot == kFresh) program->fresh_bytes += program->outputs.back().type->bytes;
     if (slot == kIndexFlag) program->index_code = Runtime::index_code(name);
   }
   for (auto item : results) program->results.push_back(make_result(item));

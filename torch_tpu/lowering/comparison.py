@@ -135,7 +135,7 @@ def zeros(size: list[int], *, result: list[Type]) -> Value:
 
 @lower("copy")
 def copy(x: Value, source: Value, non_blocking: bool = False) -> Value:
-    return hlo.broadcast_to(hlo.convert(source, x.dtype), x.shape)
+    return hlo.broadcast_to(hlo.convert(_by_tiles(source), x.dtype), x.shape)
 
 
 @lower("_to_copy")
@@ -145,13 +145,16 @@ def to_copy(x: Value, *, result: list[Type]) -> Value:
 
 @lower("clone", "lift_fresh_copy", "lift")
 def clone(x: Value) -> Value:
-    return _by_tiles(x) if for_cpu() and x.transpose_of is not None and x.ndim == 2 else x
+    return _by_tiles(x)
 
 
 def _by_tiles(x: Value, tile: int = 8) -> Value:
     """A large transposed matrix, its tiles first: a CPU's cache has room for few rows that are a power of two apart."""
-    (rows, columns), source = x.shape, x.transpose_of
-    if source is None or rows % tile or columns % tile or x.numel < 2**18 or rows * x.dtype.itemsize % 1024:
+    source = x.transpose_of
+    if source is None or x.ndim != 2 or x.numel < 2**18 or not for_cpu():
+        return x
+    rows, columns = x.shape
+    if rows % tile or columns % tile or rows * x.dtype.itemsize % 1024:
         return x
     tiles = hlo.reshape(source[0], (columns // tile, tile, rows // tile, tile))
     moved = hlo.transpose(row_major(hlo.transpose(tiles, (0, 2, 3, 1))), (1, 2, 0, 3))

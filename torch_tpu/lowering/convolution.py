@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_tpu.lowering import depthwise
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import compute_dtype, for_cpu
 from torch_tpu.lowering.precision import convolve, product, served
 from torch_tpu.lowering.registry import lower
@@ -131,11 +132,12 @@ def kernel_gradient(x: Value, y: Value, g: Geometry, kernel: tuple[int, ...], dt
     return convolve(x, y, **window, batch_groups=g.groups)
 
 
-@lower("convolution", "convolution_overrideable", "_convolution")
+@lower("convolution", "convolution_overrideable", "_convolution", meta=meta.convolution_overrideable)
 def convolution(
     x: Value, w: Value, bias: Value | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int, *_cudnn: bool, result: list[Type],
 ) -> Value:  # fmt: skip
+    torch._check(min(padding, default=0) >= 0, lambda: "negative padding is not supported")
     shape, dtype = result[0]
     if 0 in shape or 0 in x.shape or 0 in w.shape:
         y = hlo.constant(0, compute_dtype(dtype), shape)

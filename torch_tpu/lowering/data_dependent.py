@@ -299,12 +299,28 @@ def _with_listed_scalars(op: Any) -> Callable[..., Any]:
     return composite
 
 
+def _written_out(composite: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The ``out=`` form of a composite."""
+
+    def written(*args: Any, out: Tensor) -> Tensor:
+        result = composite(*args)
+        torch._check(
+            out.dtype == result.dtype,
+            lambda: f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead",
+        )
+        return out.resize_(result.shape).copy_(result)
+
+    return written
+
+
 _PACKED = ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_")
 
 HOST_COMPOSITES: dict[str, Callable[..., Any]] = {
     **{f"{name}.Tensor": _with_listed_scalars(getattr(torch.ops.aten, name)) for name in _PACKED},
     "nonzero": nonzero,
     "masked_select": masked_select,
+    "nonzero.out": _written_out(nonzero),
+    "masked_select.out": _written_out(masked_select),
     "_unique": unique,
     "_unique2": unique2,
     "unique_dim": unique_dim,

@@ -8,15 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._meta_registrations import meta_conv
+from torch._prims_common import suggest_memory_format
 
 _library = torch.library.Library("aten", "IMPL", "Meta")
 
 
 def convolution_overrideable(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
-    transposed: bool, output_padding: list[int], groups: int,
+    transposed: bool, output_padding: list[int], groups: int, *_cudnn: bool,
 ) -> Tensor:  # fmt: skip
-    return meta_conv(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    """In the memory format that the input or the weight has, as on the CPU."""
+    out = meta_conv(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    formats = {suggest_memory_format(t) for t in (x, weight)} - {torch.contiguous_format}
+    return torch.empty_like(out, memory_format=formats.pop()) if formats else out
 
 
 def convolution_backward_overrideable(

@@ -281,3 +281,17 @@ def group_norm_backward(
     y = (x - _over(x, mean, _GROUP_DIMS)) * rstd
     dx = _input_gradient(_affine(grad, _by_group(weight, group), None, [1, 2]), y, rstd, _GROUP_DIMS)
     return _fit([dx, total(grad * y, [0, 3]), total(grad, [0, 3])], result)
+
+
+# ---- weight normalisation ---------------------------------------------------------------------------------------------
+@lower("_weight_norm_interface_backward")
+def weight_norm_backward(grad: Value, v: Value, g: Value, norms: Value, dim: int) -> tuple[Value, Value]:
+    """Gradients of ``w = g v / |v|`` by v and g, norms over all dimensions but ``dim`` (Salimans and Kingma 2016)."""
+    compute = compute_dtype(v.dtype)
+    over = [i for i in range(v.ndim) if i != dim % v.ndim]
+    wide = lambda x: hlo.broadcast_to(hlo.convert(x, compute), v.shape)  # noqa: E731
+    dw, x, scale, norm = hlo.convert(grad, compute), hlo.convert(v, compute), wide(g), wide(norms)
+    along = hlo.reshape(hlo.reduce_one(dw * x, 0, over, hlo.add), g.shape)  # the part of the gradient along v
+    by_v = scale / norm * (dw - x * (wide(along) / (norm * norm)))
+    by_g = along / hlo.convert(norms, compute)
+    return hlo.convert(by_v, v.dtype), hlo.convert(by_g, g.dtype)

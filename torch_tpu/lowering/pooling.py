@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from torch_tpu.lowering.common import compute_dtype, lowest
 from torch_tpu.lowering.registry import lower
@@ -272,6 +273,12 @@ def fractional_max_pool(rank: int, x: Value, kernel: list[int], samples: Value, 
 
 
 # ---- registration --------------------------------------------------------------------------------------------------
+def _unpool2d_meta(x: torch.Tensor, at: torch.Tensor, size: list[int]) -> torch.Tensor:
+    """As PyTorch's, in the input's memory format."""
+    out = torch.ops.aten.max_unpool2d(x, at, size)
+    return out.contiguous(memory_format=suggest_memory_format(x)) if x.ndim == 4 else out
+
+
 def _register(rank: int) -> None:
     """The operators of one spatial rank (PyTorch serves 1-D as 2-D)."""
     nd = f"{rank}d"
@@ -318,7 +325,7 @@ def _register(rank: int) -> None:
     def fractional_backward(grad, x, kernel, size, at):
         return _scattered(grad, x, rank, at)
 
-    @lower(f"max_unpool{nd}")
+    @lower(f"max_unpool{nd}", meta=_unpool2d_meta if rank == 2 else None)
     def unpool(x: Value, at: Value, size: list[int], *geometry: Any, result: list[Type]) -> Value:
         return _placed(x, at, rank, result[0].shape)
 

@@ -274,6 +274,8 @@ def _from_masks(masks: list[Value], length: int, exact: bool, alone: bool) -> li
 
 def _select_masked(x: Value, dim: int, mask: Value, values: Value, accumulate: bool) -> Value:
     """``x[..., mask, ...] = values`` where ``values`` do not vary along the true elements."""
+    if 0 in values.shape:
+        return x
     behind = x.ndim - dim - mask.ndim
     values = hlo.broadcast_to(values, [1] * max(behind + 1 - values.ndim, 0) + list(values.shape))
     lead = values.shape[: values.ndim - behind - 1]

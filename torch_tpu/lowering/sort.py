@@ -143,6 +143,8 @@ _register_median("nanmedian", True)
 @lower("mode")
 def mode(x: Value, dim: int = -1, keepdim: bool = False, *, result: list[Type]) -> list[Value]:
     """The smallest of the most frequent values, and the last position that holds it."""
+    if x.numel == 0:
+        return [hlo.constant(0, t.dtype, t.shape) for t in result]
     x, dim = _axis(x, dim)
     values, order = sorted_with_positions(x, dim)
     place = hlo.iota(x.shape, dim, _INDEX)

@@ -90,8 +90,6 @@ def composite(name: str) -> Callable[..., Any]:
     return fallback.function(name) if fallback.allowed(name) else HOST_COMPOSITES[name.removeprefix("aten::")]
 
 
-
-
 @functools.cache
 def _argument_types(name: str) -> tuple[str, ...]:
     return tuple(str(a.real_type) for a in resolve(name)._schema.arguments)

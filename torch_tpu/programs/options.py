@@ -1,8 +1,8 @@
 """XLA options per program.
 
 XLA's CPU backend has two code generators. The older one, without fusion emitters, compiles single operators in two
-thirds of the time to code that is as fast, but for sums down the columns of large arrays. Tiny arrays need no
-optimisation.
+thirds of the time to code that is as fast or faster, but for a few kinds of large programs: :func:`_needs_emitters`.
+Tiny arrays need no optimisation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ log = logging.getLogger("torch_tpu")
 
 #: Elements up to which an operator is compiled without optimisation: its run time is launch overhead anyway.
 TINY_ELEMENTS = 1 << 9
-#: Elements from which reductions of leading dimensions need the fusion emitters.
-LARGE_ELEMENTS = 1 << 16
+#: Elements from which it matters which code generator a program is for.
+LARGE_ELEMENTS = 1 << 14
 #: Program arguments up to which light compiles are quicker: without fusion emitters every result is a kernel of its
 #: own.
 LIGHT_ARGUMENTS = 24
 
+_JOINS = re.compile(r'"stablehlo\.(concatenate|pad|scatter)"')
 _REDUCTION = re.compile(
     r'"stablehlo.reduce"\(.*?dimensions = array<i64: ([\d, ]+)>\} : \(tensor<((?:\d+x)+)', re.DOTALL
 )
@@ -62,15 +63,22 @@ def flags(plan: Plan) -> Flags:
     # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
     full: Flags = {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
     elements = max([plan.largest_operand, *(_numel(o.type.shape) for o in plan.outputs)])
-    if len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _reduces_columns(plan.text)):
+    if len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _needs_emitters(plan)):
         return full
     light: Flags = {**full, "xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
     return {**light, "xla_backend_optimization_level": 0 if elements <= TINY_ELEMENTS else 1}
 
 
-def _reduces_columns(text: str) -> bool:
-    """Whether a large array is reduced over other dimensions than its last."""
-    for dims, sizes in _REDUCTION.findall(text):
+def _needs_emitters(plan: Plan) -> bool:
+    """Whether the older code generator makes slow code of a large program.
+
+    It vectorises no operator that writes where it reads, and is slow at joining arrays and at sums down their columns.
+    """
+    if any(_numel(plan.outputs[output].type.shape) > LARGE_ELEMENTS for _, output in plan.donations):
+        return True
+    if _JOINS.search(plan.text):
+        return True
+    for dims, sizes in _REDUCTION.findall(plan.text):
         shape = tuple(map(int, sizes.rstrip("x").split("x")))
         if len(shape) - 1 not in map(int, dims.split(",")) and _numel(shape) > LARGE_ELEMENTS:
             return True

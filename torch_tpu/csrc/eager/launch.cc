@@ -116,6 +116,8 @@ at::Tensor fresh_tensor(const Program& program, const Result& result, const Arra
 
 void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t num_arguments) {
   auto& device = Runtime::get().device(call.device);
+  constexpr size_t kLarge = 1 << 20;
+  if (program.fresh_bytes >= kLarge) Allocator::get().check_fits(program.fresh_bytes, device.index);
   Operands operands;
   gather_operands(program, call, device, operands);
 

@@ -13,6 +13,11 @@ void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stac
                               "Make them with layout=torch.jagged.");
 }
 
+// Asked by nn.TransformerEncoder before it packs a padded batch into a strided nested tensor: it goes on with the padded one.
+bool cannot_pack(const at::Tensor&, const at::Tensor&) { return false; }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_nested_tensor_from_mask_left_aligned", TORCH_FN(cannot_pack)); }
+
 TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
   m.impl("_nested_tensor_size", TORCH_FN(at::native::_nested_tensor_size));
   m.impl("_nested_tensor_strides", TORCH_FN(at::native::_nested_tensor_strides));

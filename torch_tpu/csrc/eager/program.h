@@ -60,6 +60,7 @@ struct Program {
   std::vector<Resize> resizes;
   std::vector<std::pair<int32_t, int32_t>> donations;  // (operand, output)
   uint64_t rng_blocks = 0;
+  size_t fresh_bytes = 0;  // of results that need storages of their own
   int32_t index_code = 0;
   bool uses_precision = false;
   bool shared_outputs = false;  // some output has several windows among the results

@@ -26,7 +26,7 @@ Allocator& Allocator::get() {
   return *allocator;
 }
 
-c10::DataPtr Allocator::allocate_on(size_t bytes, c10::DeviceIndex index) {
+void Allocator::check_fits(size_t bytes, c10::DeviceIndex index) {
   auto& device = Runtime::get().device(index);
   const auto live = static_cast<size_t>(device.memory.current());
   if (C10_UNLIKELY(device.capacity && live + bytes > static_cast<size_t>(device.capacity))) {
@@ -36,6 +36,11 @@ c10::DataPtr Allocator::allocate_on(size_t bytes, c10::DeviceIndex index) {
                      device.memory.live(), " live storages; the largest are: ", device.largest_holders(),
                      ". Free tensors, use a smaller batch, or a device with more memory.");
   }
+}
+
+c10::DataPtr Allocator::allocate_on(size_t bytes, c10::DeviceIndex index) {
+  auto& device = Runtime::get().device(index);
+  check_fits(bytes, device.index);
   auto* cell = new Cell(bytes, device.index);
   device.memory.add(static_cast<int64_t>(bytes));
   if (bytes >= kLarge) device.track(cell);

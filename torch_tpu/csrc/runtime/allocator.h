@@ -12,6 +12,8 @@ class Allocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override { return allocate_on(bytes, -1); }
   // On tpu:`index`; -1 is the current device. Throws OutOfMemoryError when the storages would not fit together.
   c10::DataPtr allocate_on(size_t bytes, c10::DeviceIndex index);
+  // Throws OutOfMemoryError if `bytes` more would not fit on the device.
+  void check_fits(size_t bytes, c10::DeviceIndex index);
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* destination, const void* source, size_t count) const override;
 

@@ -174,8 +174,8 @@ void DeviceState::check_index_flag() {
     index_flag_.reset();
   }
   TORCH_CHECK_INDEX(false, "index out of range in ", Runtime::index_op(code), " on tpu:", static_cast<int>(index),
-                    ". It happened since the last synchronisation; set TORCH_TPU_LAUNCH_BLOCKING=1 (Debug mode) to raise at the line "
-                    "of the operator.");
+                    ". Debug mode (TORCH_TPU_LAUNCH_BLOCKING=1) finds this at the line of the operator, other modes at the next "
+                    "synchronisation.");
 }
 
 void DeviceState::synchronize() {
