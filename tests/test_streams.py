@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import time
+from collections.abc import Callable
+
 import torch
 
 from tests.support import matmul_precision
@@ -88,3 +91,21 @@ def test_waiting_orders_nothing_that_was_not_ordered() -> None:
     x.record_stream(stream)
     assert stream.record_event().query() in (True, False)
     assert (x + 1).tolist() == [4, 4, 4, 4]
+
+
+def test_synchronize_waits_for_a_small_result_that_was_dropped() -> None:
+    x = torch.randn(1 << 23).tpu()
+    x.argmax().item()  # compiles
+
+    def seconds(finish: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        finish()
+        return time.perf_counter() - start
+
+    def dropped() -> None:
+        x.argmax()
+        torch.tpu.synchronize()
+
+    # The result is 8 bytes; the work behind it is not. Not waiting for it takes about a hundredth of the time.
+    whole = min(seconds(lambda: x.argmax().item()) for _ in range(5))
+    assert min(seconds(dropped) for _ in range(5)) > whole / 10

@@ -6,8 +6,6 @@
 
 namespace torch_tpu {
 namespace {
-// A dropped array smaller than this was made by a program that XLA runs at once.
-constexpr size_t kWorthWaitingFor = 16 << 10;
 constexpr size_t kDroppedBeforePruning = 64;
 }  // namespace
 
@@ -50,7 +48,7 @@ void Outstanding::remove(Array* array) {
     if (!listed) return;
     unlink(array);
   }
-  if (array->type()->bytes < kWorthWaitingFor || array->buffer().deleted()) return;
+  if (array->buffer().deleted()) return;  // its size says nothing of the work behind it: think of a reduction
   auto event = array->buffer().ready_event();
   if (event.ready()) return;
   std::vector<Dropped> free;  // after the lock
