@@ -30,6 +30,27 @@ from common import row, together
 TARGETS = {torch.float32: 1.0, torch.bfloat16: 0.5}
 WORST = 3.0
 COMPILE_MS = 30.0
+#: Why a case may be worse than WORST, by the beginning of its name.
+HANDOVER = "XLA hands all but the smallest programs to a thread: 8 us"
+EIGEN = "XLA's convolution is Eigen's, which has no bfloat16 and is slow with few channels in a group"
+REASONS = {
+    "conv2d small CNN 64x1": EIGEN,
+    "conv2d ResNet stem": EIGEN,
+    "conv2d groups": EIGEN,
+    "conv2d depthwise": "XLA has no kernel for it: sums of products, one element of the kernel after the other",
+    "cross_entropy 64x10": HANDOVER,
+    "sigmoid 64x64": HANDOVER,
+    "add 64x64": HANDOVER,
+    "argmax 64x10": HANDOVER,
+    "cumsum int64": HANDOVER,
+    "gather 512x32000": HANDOVER,
+    "embedding 1000x64": HANDOVER,
+    "index_select": "XLA copies element by element what torch copies row by row",
+    "embedding 32000x512": "the sum is float32: twice the memory to clear, then rounded; torch sums in bfloat16",
+    "amax": "rows are reduced eight elements at a time",
+    "cat 4 of": "XLA joins bfloat16 arrays element by element",
+    "max_pool2d 16x64x56x56": "nine passes, none of which scatters: what a TPU wants",
+}
 
 Make = Callable[[torch.dtype], torch.Tensor]
 
@@ -290,17 +311,21 @@ def waited(function: Callable[[], object]) -> Callable[[], object]:
     return call
 
 
-def measure(c: Case, dtype: torch.dtype, repeats: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """Microseconds on torch CPU and on the backend."""
+def measure(c: Case, dtype: torch.dtype, repeats: int, clock: Callable[[], float]) -> tuple[float, float, list[float]]:
+    """Microseconds on torch CPU and on the backend, and seconds to trace and compile each of the case's programs."""
     tensors = [make(dtype) for make in c.inputs]
-    cpu, tpu = c.bound(tensors), waited(c.bound([t.detach().to("tpu") for t in tensors]))
     with torch.tpu.precision(torch.tpu.Precision[c.precision]):
-        cpu(), tpu(), tpu()
+        cpu, tpu = c.bound(tensors), waited(c.bound([t.detach().to("tpu") for t in tensors]))
+        before, start = torch.tpu.compile_stats()["compiled"], clock()
+        tpu()
+        compiled, seconds = torch.tpu.compile_stats()["compiled"] - before, clock() - start
+        cpu(), tpu()
         start = clock()
         cpu()
-        seconds = clock() - start
-        calls = max(1, min(200, int(0.005 / max(seconds, 1e-6))))
-        return tuple(together(cpu, tpu, calls=calls, repeats=repeats if seconds < 0.3 else 3, clock=clock))  # type: ignore[return-value]
+        one = clock() - start
+        calls = max(1, min(200, int(0.005 / max(one, 1e-6))))
+        times = together(cpu, tpu, calls=calls, repeats=repeats if one < 0.3 else 3, clock=clock)
+    return *times, [seconds / compiled] * compiled if compiled else []
 
 
 def main() -> None:
@@ -312,18 +337,24 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="write the ratios to a JSON file")
     options = parser.parse_args()
     clock = time.process_time if options.processor_time else time.perf_counter
+    if not options.processor_time and os.getloadavg()[0] > 0.5:
+        print("The machine is busy: the ratios below mean little, --processor-time gives better ones.")
     torch.manual_seed(0)
     chosen = [c for c in CASES if options.pattern in c.name]
     dtypes = [torch.float32, torch.bfloat16] if options.dtype is None else [getattr(torch, options.dtype)]
     ratios: dict[str, dict[str, float]] = {}
+    compiles: list[float] = []
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
         print(f"-- {name}: microseconds on the backend / on torch CPU", flush=True)
         found = ratios[name] = {}
         for c in chosen:
-            cpu, tpu = measure(c, dtype, options.repeats, clock)
+            cpu, tpu, seconds = measure(c, dtype, options.repeats, clock)
+            compiles += seconds
             found[c.name] = tpu / cpu
             row(c.name, f"{tpu:.0f} / {cpu:.0f} us", tpu / cpu, None if tpu / cpu <= WORST else WORST)
+            if tpu / cpu > WORST:
+                print(f"    {next((why for n, why in REASONS.items() if c.name.startswith(n)), 'no reason known')}")
     print("-- summary")
     for dtype in dtypes:
         found = ratios[str(dtype).removeprefix("torch.")]
@@ -331,8 +362,7 @@ def main() -> None:
         row(f"geometric mean of {len(found)} cases, {dtype}", "", mean, TARGETS[dtype])
         slow = [f"{n} {r:.1f}x" for n, r in found.items() if r > WORST]
         row(f"cases worse than {WORST:g}x, {dtype}", str(len(slow)))
-    compiles = [1e3 * c["seconds"] for c in torch.tpu.compile_stats()["compiles"] if c["source"] == "compiled"]
-    middle = statistics.median(compiles)
+    middle = 1e3 * statistics.median(compiles or [0.0])
     row(
         f"median time to trace and compile one of {len(compiles)} programs",
         f"{middle:.1f} ms",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.testing._comparison import default_tolerances
 from torch.utils._pytree import tree_flatten, tree_map
 
 #: The next wider dtype: what CPU PyTorch gives there stands for the true value.
@@ -50,6 +51,7 @@ def assert_same(
     strides: bool = True,
     values: str = "close",
     device: str = "tpu",
+    like: torch.dtype | None = None,
 ) -> None:
     """``actual`` on ``device`` is what ``expected`` is on the CPU.
 
@@ -61,6 +63,7 @@ def assert_same(
         strides: Compare strides (of dimensions with more than one element).
         values: ``close``; ``range`` for random results: finite, and of one sign where the CPU's are; ``none``.
         device: The device type on which every tensor must be.
+        like: A dtype in which part of the work is done: wider results are no more exact than it.
 
     Raises:
         Mismatch: They are not.
@@ -72,7 +75,7 @@ def assert_same(
     for i, (a, e) in enumerate(zip(got, want, strict=True)):
         if isinstance(e, torch.Tensor) and isinstance(a, torch.Tensor):
             true = None if truth is None else lambda i=i: tree_flatten(truth())[0][i]
-            _assert_same_tensor(a, e, i, true, strides, values, device)
+            _assert_same_tensor(a, e, i, true, strides, values, device, like or e.dtype)
         elif isinstance(e, torch.Tensor) or isinstance(a, torch.Tensor):
             raise Mismatch(f"structure: {type(a).__name__} != {type(e).__name__}")
         elif values == "close":
@@ -92,7 +95,14 @@ def _significant(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def _assert_same_tensor(
-    a: torch.Tensor, e: torch.Tensor, i: int, truth: Callable[[], Any] | None, strides: bool, values: str, device: str
+    a: torch.Tensor,
+    e: torch.Tensor,
+    i: int,
+    truth: Callable[[], Any] | None,
+    strides: bool,
+    values: str,
+    device: str,
+    like: torch.dtype,
 ) -> None:
     which = f" (result {i})" if i else ""
     for name, x, y in (
@@ -112,7 +122,8 @@ def _assert_same_tensor(
         _assert_same_range(a, e, which)
         return
     try:
-        torch.testing.assert_close(a, e, equal_nan=True)
+        rtol, atol = default_tolerances(e.dtype, like)
+        torch.testing.assert_close(a, e, equal_nan=True, rtol=rtol, atol=atol)
     except AssertionError as error:
         inexact = e.dtype.is_floating_point or e.dtype.is_complex
         if truth is None or not inexact or not _near_truth(a, e, truth):

@@ -34,7 +34,7 @@ class Transfer:
 
     def _leaf(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return x if self._host(x) else self._tensor(x).requires_grad_(x.requires_grad)
+            return x if x.device.type != "cpu" or self._host(x) else self._tensor(x).requires_grad_(x.requires_grad)
         if isinstance(x, torch.device) or (isinstance(x, str) and x == "cpu"):
             return type(x)(self.device)
         if isinstance(x, torch.Generator):

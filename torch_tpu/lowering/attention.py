@@ -14,7 +14,7 @@ import torch
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.precision import product
-from torch_tpu.lowering.reduction import largest, total
+from torch_tpu.lowering.reduction import largest, total_of_stored
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Shape, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -30,7 +30,7 @@ def _rows_by_columns(x: Value, y: Value, contract: tuple[int, int]) -> Value:
 
 def _last(v: Value, combine: str) -> Value:
     """Reduces the last dimension and keeps it as a size of one."""
-    return {"max": largest, "sum": total}[combine](v, [v.ndim - 1], keepdim=True)
+    return largest(v, [v.ndim - 1], keepdim=True) if combine == "max" else total_of_stored(v, [v.ndim - 1])
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ exchanged (Dumoulin and Visin 2016, arXiv:1603.07285).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from torch_tpu.lowering import depthwise
-from torch_tpu.lowering import meta
+from torch_tpu.lowering import depthwise, meta
 from torch_tpu.lowering.common import compute_dtype, for_cpu
 from torch_tpu.lowering.precision import convolve, product, served
 from torch_tpu.lowering.registry import lower
@@ -53,7 +53,12 @@ def _convolve(
     lhs_dilation: tuple[int, ...], rhs_dilation: tuple[int, ...], groups: int, kernel: str, dtype: torch.dtype,
 ) -> Value:  # fmt: skip
     """The convolution with ``size`` results; ``kernel`` names the first dimensions of ``w``: ``oi`` or ``io``."""
-    window = {"strides": strides, "padding": padding, "lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation}
+    window: dict[str, Any] = {
+        "strides": strides,
+        "padding": padding,
+        "lhs_dilation": lhs_dilation,
+        "rhs_dilation": rhs_dilation,
+    }
     shape = (x.shape[0], w.shape[kernel.index("o")], *size)
     if x.shape[1] == groups > 1 and for_cpu():
 
@@ -113,7 +118,7 @@ def kernel_gradient(x: Value, y: Value, g: Geometry, kernel: tuple[int, ...], dt
         for k, d, n, s, have, p in zip(kernel, g.dilation, y.shape[2:], g.stride, x.shape[2:], g.padding, strict=True)
     ]
     if x.shape[1] == g.groups > 1 and for_cpu():
-        window = {"strides": g.stride, "padding": pads, "rhs_dilation": g.dilation, "kernel": kernel}
+        window: dict[str, Any] = {"strides": g.stride, "padding": pads, "rhs_dilation": g.dilation, "kernel": kernel}
 
         def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
             return depthwise.kernel_gradient(a, b, **window, dtype=dtype)

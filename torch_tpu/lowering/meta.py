@@ -19,8 +19,13 @@ def convolution_overrideable(
 ) -> Tensor:  # fmt: skip
     """In the memory format that the input or the weight has, as on the CPU."""
     out = meta_conv(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    formats = {suggest_memory_format(t) for t in (x, weight)} - {torch.contiguous_format}
-    return torch.empty_like(out, memory_format=formats.pop()) if formats else out
+    flat = x.ndim == 3  # the CPU computes it with another dimension of size 1
+    shaped = [t.unsqueeze(2) if flat else t for t in (x, weight)]
+    formats = {suggest_memory_format(t) for t in shaped} - {torch.contiguous_format}
+    if not formats or (transposed and x.ndim == 5):
+        return out
+    out = torch.empty_like(out.unsqueeze(2) if flat else out, memory_format=formats.pop())
+    return out.squeeze(2) if flat else out
 
 
 def convolution_backward_overrideable(

@@ -289,6 +289,19 @@ def mul(x: Value, y: Value) -> Value:
     return hlo.multiply(x, y)
 
 
+def _by_nonzero(operation: Binary) -> Binary:
+    """Whole numbers are divided by 1 in place of 0: XLA dies of a division by 0 that it folds while it compiles."""
+
+    def divided(x: Value, y: Value) -> Value:
+        safe = y if y.dtype.is_floating_point else hlo.select(equals(y, 0), hlo.full_like(y, 1), y)
+        return operation(x, safe)
+
+    return divided
+
+
+_quotient, _rest = _by_nonzero(hlo.divide), _by_nonzero(hlo.remainder)
+
+
 @lower("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", promote=Promotion.INT_TO_FLOAT)
 def div(x: Value, y: Value) -> Value:
     return hlo.divide(x, y)
@@ -303,7 +316,7 @@ def div_mode(x: Value, y: Value, *, rounding_mode: str | None, result: list[Type
 
 
 def div_trunc(x: Value, y: Value) -> Value:
-    quotient = hlo.divide(x, y)
+    quotient = _quotient(x, y)
     return trunc(quotient) if x.dtype.is_floating_point else quotient
 
 
@@ -311,11 +324,11 @@ def div_trunc(x: Value, y: Value) -> Value:
 def div_floor(x: Value, y: Value) -> Value:
     """Division rounded down. Floats as CPython's ``float_floor_div``, which ATen's ``div_floor_floating`` follows."""
     if is_unsigned(x):
-        return hlo.divide(x, y)
-    rest = hlo.remainder(x, y)
+        return _quotient(x, y)
+    rest = _rest(x, y)
     below = hlo.and_(differs(rest, 0), differs(rest < 0, y < 0))
     if not x.dtype.is_floating_point:
-        quotient = hlo.divide(x, y)
+        quotient = _quotient(x, y)
         return hlo.select(below, quotient - 1, quotient)
     exact = (x - rest) / y
     exact = hlo.select(below, exact - 1.0, exact)
@@ -332,7 +345,7 @@ def in_storage_dtype(rule: Binary) -> Binary:
 
 def remainder(x: Value, y: Value) -> Value:
     """The remainder with the divisor's sign (XLA's has the dividend's)."""
-    rest = hlo.remainder(x, y)
+    rest = _rest(x, y)
     if is_unsigned(x):
         return rest
     return hlo.select(hlo.and_(differs(rest, 0), differs(rest < 0, y < 0)), rest + y, rest)
@@ -341,7 +354,7 @@ def remainder(x: Value, y: Value) -> Value:
 lower("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", promote=Promotion.NO_OPMATH)(
     in_storage_dtype(remainder)
 )
-lower("fmod.Tensor", "fmod.Scalar", promote=Promotion.NO_OPMATH)(in_storage_dtype(hlo.remainder))
+lower("fmod.Tensor", "fmod.Scalar", promote=Promotion.NO_OPMATH)(in_storage_dtype(_rest))
 
 
 @lower("addcmul", promote=Promotion.DEFAULT)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value, canonical_dims, compute_dtype, for_cpu, highest, lowest
+from torch_tpu.lowering.common import Number, Scalar, as_value, canonical_dims, compute_dtype, for_cpu, highest, lowest
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -19,7 +19,6 @@ from torch_tpu.stablehlo import ops as hlo
 Dims = int | Sequence[int] | None
 Reduction = Callable[[Value, Sequence[int]], Value]
 Combine = Callable[[Value, Value], Value]
-Map = Callable[[Value], Value]  # element-wise
 
 
 # ---- helpers --------------------------------------------------------------------------------------------------------
@@ -39,44 +38,31 @@ def spread(y: Value, x: Value) -> Value:
 
 
 #: Parts into which a CPU cuts a reduced row, to combine them side by side: in a row, each element waits for the last.
-_PARTS = 16
+#: XLA computes what has more than 15 parts once and stores it, and what has fewer wherever it is used.
+_PARTS, _STORED_PARTS = 8, 16
 _SHORT = 1 << 12  # elements that are not worth it
 _ROW = 1 << 10  # elements: parts of longer rows may lie where a cache has no room for all of them
 
 
-def _cut(x: Value, dims: Sequence[int], combine: Combine, each: Map) -> tuple[Value, list[int]]:
-    """``each(x)`` with its last reduced dimensions as rows, and these as short as parts combined make them.
-
-    Parts are taken before ``each``: what many of them share, XLA would keep in memory.
-    """
+def _cut(x: Value, dims: Sequence[int], combine: Combine, most: int) -> tuple[Value, list[int]]:
+    """``x`` with its last reduced dimensions as rows, and these as short as ``most`` parts combined make them."""
     first = x.ndim
     while first and first - 1 in dims:
         first -= 1
     n = math.prod(x.shape[first:])
     row = _ROW if n % _ROW == 0 else n
-    parts = next((k for k in range(min(_PARTS, row // 4), 1, -1) if row % k == 0), 1)
+    parts = next((k for k in range(min(most, row // 4), 1, -1) if row % k == 0), 1)
     x = hlo.reshape(x, (*x.shape[:first], n // row, row))
-    cut = [each(hlo.slice_dim(x, first + 1, i * row // parts, (i + 1) * row // parts)) for i in range(parts)]
+    cut = [hlo.slice_dim(x, first + 1, i * row // parts, (i + 1) * row // parts) for i in range(parts)]
     while len(cut) > 1:
         cut = [*map(combine, cut[::2], cut[1::2]), *cut[len(cut) & ~1 :]]
     return cut[0], [*(d for d in dims if d < first), first, first + 1]
 
 
-def over(statistic: Value, part: Value) -> Value:
-    """A statistic, its dimensions kept, broadcast to what ``each`` sees, whose last dimensions are others."""
-    lead = list(statistic.shape)
-    while lead and lead[-1] == 1:
-        lead.pop()
-    return hlo.broadcast_to(hlo.reshape(statistic, [*lead, *[1] * (part.ndim - len(lead))]), part.shape)
-
-
-def _fold(
-    x: Value, init: Scalar, dims: Sequence[int], combine: Combine, keepdim: bool, each: Map = lambda x: x
-) -> Value:
+def _fold(x: Value, init: Number, dims: Sequence[int], combine: Combine, keepdim: bool, parts: int = _PARTS) -> Value:
+    y, over = x, list(dims)
     if for_cpu() and x.ndim - 1 in dims and x.numel > _SHORT:
-        y, over = _cut(x, dims, combine, each)
-    else:
-        y, over = each(x), list(dims)
+        y, over = _cut(x, dims, combine, parts)
     y = hlo.reduce_one(y, init, over, combine) if over else y
     return kept(y, x, dims) if keepdim else y
 
@@ -95,9 +81,14 @@ def less(x: Value, y: Value) -> Value:
     return hlo.select(hlo.compare(x, y, "LT") | is_nan(x), x, y)
 
 
-def total(x: Value, dims: Sequence[int], keepdim: bool = False, each: Map = lambda x: x) -> Value:
-    """Sum of ``each(x)`` in the dtype of ``x``; bool counts as int64."""
-    return _fold(hlo.convert(x, torch.int64) if x.dtype == torch.bool else x, 0, dims, hlo.add, keepdim, each)
+def total(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+    """Sum in the dtype of ``x``; bool counts as int64."""
+    return _fold(hlo.convert(x, torch.int64) if x.dtype == torch.bool else x, 0, dims, hlo.add, keepdim)
+
+
+def total_of_stored(x: Value, dims: Sequence[int]) -> Value:
+    """Sum with ``dims`` kept of an ``x`` that is dear and has other uses."""
+    return _fold(x, 0, dims, hlo.add, True, parts=_STORED_PARTS)
 
 
 def average(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
@@ -133,8 +124,8 @@ def squared(x: Value) -> Value:
 def moments(x: Value, dims: Sequence[int], correction: float = 0) -> tuple[Value, Value]:
     """(variance, mean) over ``dims`` with sizes of one kept: two passes, so that no digits cancel."""
     mean = average(x, dims, keepdim=True)
-    deviations = total(x, dims, keepdim=True, each=lambda v: squared(v - over(mean, v)))
-    return hlo.divide(deviations, max(count(x, dims) - correction, 0)), mean
+    deviation = squared(x - spread(mean, x))
+    return hlo.divide(total(deviation, dims, keepdim=True), max(count(x, dims) - correction, 0)), mean
 
 
 def _shaped(y: Value, result: Type) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_tpu.lowering.common import compute_dtype
-from torch_tpu.lowering.reduction import largest, over, spread, total
+from torch_tpu.lowering.reduction import largest, spread, total, total_of_stored
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -17,13 +17,12 @@ def _axis(x: Value, dim: int) -> list[int]:
 
 def softmax_of(x: Value, dims: list[int]) -> Value:
     e = hlo.exponential(x - spread(largest(x, dims, keepdim=True), x))
-    return hlo.divide(e, spread(total(e, dims, keepdim=True), x))
+    return hlo.divide(e, spread(total_of_stored(e, dims), x))
 
 
 def log_softmax_of(x: Value, dims: list[int]) -> Value:
-    top = largest(x, dims, keepdim=True)
-    mass = total(x, dims, keepdim=True, each=lambda v: hlo.exponential(v - over(top, v)))
-    return x - spread(top, x) - spread(hlo.log(mass), x)
+    shifted = x - spread(largest(x, dims, keepdim=True), x)
+    return shifted - spread(hlo.log(total(hlo.exponential(shifted), dims, keepdim=True)), x)
 
 
 @lower("_softmax")

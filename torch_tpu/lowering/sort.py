@@ -127,12 +127,14 @@ def _median(x: Value, dim: int, ignore_nan: bool) -> list[Value]:
 def _register_median(name: str, ignore_nan: bool) -> None:
     @lower(name)
     def whole(x: Value, *, result: list[Type]) -> Value:
-        if x.numel == 0:
-            return hlo.constant(float("nan"), x.dtype)
+        if x.numel == 0:  # NaN; for integers what the CPU makes of it
+            return hlo.constant(torch.empty(0, dtype=x.dtype, device="cpu").median().item(), x.dtype)
         return _shaped(_median(hlo.reshape(x, (x.numel,)), 0, ignore_nan)[:1], result)[0]
 
     @lower(f"{name}.dim")
     def along(x: Value, dim: int, keepdim: bool = False, *, result: list[Type]) -> list[Value]:
+        if x.numel == 0:
+            return [hlo.constant(0, t.dtype, t.shape) for t in result]
         return _shaped(_median(*_axis(x, dim), ignore_nan), result)
 
 

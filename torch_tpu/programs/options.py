@@ -31,7 +31,7 @@ LARGE_ELEMENTS = 1 << 14
 #: own.
 LIGHT_ARGUMENTS = 24
 
-_JOINS = re.compile(r'"stablehlo\.(concatenate|pad|scatter)"')
+_JOINED = re.compile(r'"stablehlo.(?:concatenate"\(.*?-> |scatter"\().*?tensor<((?:\d+x)+)', re.DOTALL)
 _REDUCTION = re.compile(
     r'"stablehlo.reduce"\(.*?dimensions = array<i64: ([\d, ]+)>\} : \(tensor<((?:\d+x)+)', re.DOTALL
 )
@@ -76,10 +76,10 @@ def _needs_emitters(plan: Plan) -> bool:
     """
     if any(_numel(plan.outputs[output].type.shape) > LARGE_ELEMENTS for _, output in plan.donations):
         return True
-    if _JOINS.search(plan.text):
+    if any(_numel(_shape(sizes)) > LARGE_ELEMENTS for sizes in _JOINED.findall(plan.text)):
         return True
     for dims, sizes in _REDUCTION.findall(plan.text):
-        shape = tuple(map(int, sizes.rstrip("x").split("x")))
+        shape = _shape(sizes)
         if len(shape) - 1 not in map(int, dims.split(",")) and _numel(shape) > LARGE_ELEMENTS:
             return True
     return False
@@ -108,6 +108,11 @@ def compile(plan: Plan) -> Any:
             _unknown.add(refused[1])
             del chosen[refused[1]]
             log.info("torch_tpu: the plugin has no compile option %s; programs are compiled without it.", refused[1])
+
+
+def _shape(sizes: str) -> tuple[int, ...]:
+    """``(2, 3)`` of the text ``2x3x``."""
+    return tuple(map(int, sizes.rstrip("x").split("x")))
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -265,6 +265,8 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
 
 def _donations(operands: list[Operand], outputs: list[Output], trace: Tracer) -> list[tuple[int, int]]:
     """Written storages give their old base to the result that replaces it, where the types agree."""
+    if trace.rng_used and trace.emulate_precision:  # XLA's CPU backend makes slow code of random fills that overwrite
+        return []
     place = {output.slot: (j, output.type) for j, output in enumerate(outputs) if output.slot != -1}
     pairs = []
     for i, operand in enumerate(operands):

@@ -367,7 +367,8 @@ def _described(info: OpInfo, rule: Rule, args: Any, kwargs: dict[str, Any]) -> A
     """The results without their values: from PyTorch's meta kernel, or the rule's own."""
     targets = [kwargs[a.name] for a in info.op._schema.arguments if a.is_out]
     if not targets or not all(isinstance(t, torch.Tensor) for t in targets):
-        return (rule.meta or info.op)(*args, **kwargs)
+        made = (rule.meta or info.op)(*args, **kwargs)
+        return _laid_out(made, args) if rule.promote is not None and not info.written else made
     layouts = [(t.shape, t.stride()) for t in targets]
     if rule.meta is None:
         info.op(*args, **kwargs)
@@ -380,6 +381,18 @@ def _described(info: OpInfo, rule: Rule, args: Any, kwargs: dict[str, Any]) -> A
         if target.shape == shape and target.stride() != strides:  # some of PyTorch's meta kernels lay it out anew
             target.as_strided_(shape, strides)
     return tuple(targets) if len(targets) > 1 else targets[0]
+
+
+def _laid_out(made: Any, args: Any) -> Any:
+    """An element-wise result of two tensors as C++'s TensorIterator lays it out: PyTorch's references differ."""
+    given = [a for a in args if isinstance(a, torch.Tensor)]
+    if len(given) != 2 or not isinstance(made, torch.Tensor) or made.device.type != "meta":
+        return made
+    a, b = (torch.empty_strided(t.shape, t.stride(), device="meta") for t in given)
+    strides = torch.add(a, b).stride()
+    return (
+        made if strides == made.stride() else torch.empty_strided(made.shape, strides, dtype=made.dtype, device="meta")
+    )
 
 
 def _decomposition(op: OpOverload) -> Callable[..., Any] | None:

@@ -71,6 +71,7 @@ const std::unordered_set<std::string>& left_to_composites() {
       "aten::sym_storage_offset", "aten::size", "aten::stride", "aten::dim", "aten::numel", "aten::detach", "aten::_fw_primal",
       "aten::_sparse_coo_tensor_unsafe", "aten::is_coalesced", "aten::dense_dim", "aten::sparse_dim", "aten::_lazy_clone",
       "aten::allclose", "aten::_linalg_check_errors", "aten::_pack_padded_sequence", "aten::repeat_interleave", "aten::sym_is_contiguous", "aten::is_contiguous", "aten::_values", "aten::values",
+      "aten::_unsafe_view",  "aten::unsafe_split",      "aten::unsafe_split_with_sizes", "aten::as_strided_",  // windows, not copies
   };
   return *names;
 }
