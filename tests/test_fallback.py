@@ -50,3 +50,20 @@ def test_an_operator_without_a_rule() -> None:
     assert torch.tpu.compile_stats()["fallbacks"] == {"aten::_add_relu.Tensor": 1, "aten::_add_relu_.Tensor": 1}
     """
     python(code, TORCH_TPU_CPU_FALLBACK="_add_relu,_add_relu_")
+
+
+def test_general_eigenvalues_are_the_host_s_and_say_so() -> None:
+    code = """
+    import warnings, torch
+    a = torch.tensor([[0.0, 1.0], [-4.0, 0.0]], device="tpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            values, vectors = torch.linalg.eig(a)
+        torch.testing.assert_close((a.cfloat() @ vectors).cpu(), (vectors * values).cpu())
+        assert torch.linalg.eigvals(a).device == a.device
+    said = [str(w.message) for w in caught if "runs on the host" in str(w.message)]
+    assert len(said) == 2 and all("eigenvalues" in text for text in said), said
+    assert torch.tpu.compile_stats()["fallbacks"] == {"aten::linalg_eig": 2, "aten::_linalg_eigvals": 1}
+    """
+    python(code)

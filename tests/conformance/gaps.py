@@ -57,8 +57,6 @@ GAPS: list[Gap] = [
     ),
     *_gaps("the CPU lays a strided out= out anew", "nn.functional.linear/*/out"),
     # ---- to be mended ----------------------------------------------------------------------------------------------
-    *_gaps("open: no rule for general eigenvalues", "linalg.eig/[!a]*", "linalg.eigvals/[!a]*"),
-    *_gaps("open: no rule for LDL factors", "linalg.ldl_*/[!a]*"),
     *_gaps(
         "open: sparse CSR products and the mask projection",
         "sparse.sampled_addmm/[!a]*",

@@ -197,6 +197,26 @@ def test_products_of_matrices(dtype: torch.dtype) -> None:
     same(aten.linalg_cross, make(dtype, 3, 4), make(dtype, 3, 4), dim=0)
 
 
+# ---- LDL ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("hermitian", [False, True])
+@every_dtype
+def test_ldl(dtype: torch.dtype, hermitian: bool) -> None:
+    """A small diagonal makes LAPACK take pivots of two rows, which negative pivot numbers say."""
+    for shape in ((5, 5), (2, 3, 7, 7), (1, 1), (0, 0), (2, 0, 0)):
+        a = make(dtype, *shape)
+        a = a + (a.mH if hermitian else a.mT)
+        a.diagonal(dim1=-2, dim2=-1).mul_(0.1)
+        same(aten.linalg_ldl_factor_ex, a, hermitian=hermitian)
+        factors, pivots, _ = torch.linalg.ldl_factor_ex(a, hermitian=hermitian)
+        assert bool((pivots < 0).any()) or shape[-1] < 5
+        same(aten.linalg_ldl_solve, factors, pivots, make(dtype, *shape[:-1], 2), hermitian=hermitian)
+
+
+def test_ldl_of_zeros_says_where() -> None:
+    same(aten.linalg_ldl_factor_ex, torch.zeros(3, 3))
+    same(aten.linalg_ldl_factor_ex, torch.diag(torch.tensor([2.0, 0.0, 1.0])))
+
+
 # ---- fft ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("dims", [[0], [3], [1, 3], [0, 2], [3, 1, 0], [0, 1, 2, 3]], ids=str)

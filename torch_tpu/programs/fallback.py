@@ -1,4 +1,7 @@
-"""Operators that run on the host because ``TORCH_TPU_CPU_FALLBACK`` names them; counted, with one warning each."""
+"""Operators that run on the host: those that ``TORCH_TPU_CPU_FALLBACK`` names, and the few that have no other way.
+
+Every such call is counted, and the first of each operator warns.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch_tpu import config, tpu
 from torch_tpu.tracing.schema import op_info, resolve
 
+_NO_EIGENVALUES = "neither XLA nor a TPU has a solver for the eigenvalues of general matrices"
+#: Operators that always run on the host, and why.
+ALWAYS = dict.fromkeys(("aten::linalg_eig", "aten::linalg_eigvals", "aten::_linalg_eigvals"), _NO_EIGENVALUES)
+
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 
@@ -26,8 +33,8 @@ def _names() -> frozenset[str]:
 
 
 def allowed(name: str) -> bool:
-    """True if the variable names this overload (``aten::mode.values``, ``mode.values``) or all of the operator's."""
-    return name in _names() or name.partition(".")[0] in _names()
+    """True if the variable, or :data:`ALWAYS`, names this overload (``aten::mode.values``) or all of the operator's."""
+    return any(n in names for n in (name, name.partition(".")[0]) for names in (_names(), ALWAYS))
 
 
 def counts() -> dict[str, int]:
@@ -41,7 +48,8 @@ def _count(name: str) -> None:
         _counts[name] += 1
         first = _counts[name] == 1
     if first:
-        warnings.warn(f"torch_tpu: {name} runs on the host, because TORCH_TPU_CPU_FALLBACK names it.", stacklevel=3)
+        why = ALWAYS.get(name.partition(".")[0], "TORCH_TPU_CPU_FALLBACK names it")
+        warnings.warn(f"torch_tpu: {name} runs on the host, because {why}.", stacklevel=3)
 
 
 class _Host:
