@@ -273,6 +273,47 @@ def test_sparse_gradients_add_up() -> None:
     check(run)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_products_that_reduce(reduce: str) -> None:
+    """Row 1 has no entry; row 2 has two equal terms, of which the first gets the gradient."""
+
+    def run(device: str) -> Any:
+        entries = torch.tensor([[1.0, -2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 3.0]]).to_sparse_csr().to(device)
+        entries = entries.detach().requires_grad_()
+        dense = torch.tensor([[1.0, 2.0], [3.0, -4.0], [1.0, 5.0]], device=device, requires_grad=True)
+        out = torch.sparse.mm(entries, dense, reduce)
+        (out * out).sum().backward()
+        return out, entries.grad, dense.grad
+
+    check(run)
+
+
+def test_sampled_product() -> None:
+    def run(device: str) -> Any:
+        entries = torch.tensor([[1.0, -2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 3.0]]).to_sparse_csr().to(device)
+        a, b = (torch.arange(6.0, device=device).view(s).requires_grad_() for s in ((3, 2), (2, 3)))
+        out = torch.sparse.sampled_addmm(entries, a, b, beta=0.5, alpha=2.0)
+        out.values().sum().backward()
+        return out, a.grad, b.grad
+
+    check(run)
+
+
+def test_masks() -> None:
+    """A 0-d mask takes a copy, not the tensor itself; a projection keeps the entries that the mask has too."""
+
+    def run(device: str) -> Any:
+        number, one = torch.tensor(3.0, device=device), torch.tensor(1.0, device=device).to_sparse()
+        taken = number.sparse_mask(one)._values()
+        number.add_(1)
+        t = torch.sparse_coo_tensor([[0, 1, 1, 3]], [1.0, 2.0, 3.0, 4.0], (6,), device=device)
+        mask = torch.sparse_coo_tensor([[1, 1, 3, 5]], [1.0, 1.0, 1.0, 1.0], (6,), device=device)
+        project = torch.ops.aten._sparse_mask_projection
+        return taken, [project(x, mask, a)._values() for x in (t, t.coalesce()) for a in (False, True)]
+
+    check(run)
+
+
 # ---- limits ----------------------------------------------------------------------------------------------------------
 def test_what_is_missing_says_so() -> None:
     with pytest.raises(NotImplementedError, match=r"aten::sort.*to_dense\(\)"):

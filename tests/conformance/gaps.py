@@ -58,13 +58,6 @@ GAPS: list[Gap] = [
     *_gaps("the CPU lays a strided out= out anew", "nn.functional.linear/*/out"),
     # ---- to be mended ----------------------------------------------------------------------------------------------
     *_gaps(
-        "open: sparse CSR products and the mask projection",
-        "sparse.sampled_addmm/[!a]*",
-        "sparse.mm.reduce/[!a]*",
-        "to_sparse/*/double_backward",
-    ),
-    *_gaps("open: a 0-d sparse gradient", "optim.SparseAdam.forloop/float*"),
-    *_gaps(
         "open: PyTorch's Python meta kernel gives other strides than the CPU for mixed layouts",
         "ldexp/*/layout",
         *(f"nn.functional.{name}/*/layout" for name in ("batch_norm", "channel_shuffle", "conv1d", "conv_transpose3d")),

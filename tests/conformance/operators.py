@@ -95,7 +95,7 @@ def _at_positions(sample: Sample, out: Any, place: int = 0) -> Any:
 #: Operators whose results are not determined: what of them is.
 DETERMINED: dict[str, Callable[[Sample, Any], Any]] = {
     **dict.fromkeys(("linalg.eig", "linalg.eigh", "linalg.svd", "svd"), _as_gradients),
-    **dict.fromkeys(("sort", "argsort"), _at_positions),
+    **dict.fromkeys(("sort", "argsort", "mode"), _at_positions),
     **dict.fromkeys(("kthvalue", "topk"), functools.partial(_at_positions, place=1)),
 }
 

@@ -146,7 +146,21 @@ def sparse_mask(self: Tensor, mask: Tensor) -> Tensor:
         )
     indices, _ = coordinates(mask)
     dense = self.to_dense() if is_sparse(self) else self
+    if not indices.shape[0]:  # indexing by nothing would be a view
+        return with_values(mask, dense.expand(indices.shape[1], *dense.shape).clone())
     return with_values(mask, dense[tuple(indices.unbind(0))])
+
+
+def mask_projection(self: Tensor, mask: Tensor, accumulate_matches: bool = False) -> Tensor:
+    """Every entry of ``self`` where ``mask`` has one too, else zero; times their number with ``accumulate_matches``."""
+    found, places = coordinates(mask)[0], coordinates(self)[0]
+    shape = mask.shape[: found.shape[0]]
+    counts = torch.zeros(math.prod(shape), dtype=torch.int64, device=mask.device)
+    counts.index_add_(0, positions(found, shape), counts.new_ones(found.shape[1]))
+    count = counts[positions(places, shape)]
+    values = values_of(self)
+    factor = count if accumulate_matches else count > 0
+    return with_values(self, values * factor.to(values.dtype).view(-1, *[1] * (values.ndim - 1)))
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -217,6 +231,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "_coalesce": coalesce,
     "_to_dense": to_dense,
     "sparse_mask": sparse_mask,
+    "_sparse_mask_projection": mask_projection,
     "cat": cat,
     "index_select": index_select,
     "any": lambda self: values_of(self).any(),

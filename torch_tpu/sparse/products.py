@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_tpu.sparse.layout import as_coo, coalesce, coo_tensor, coordinates, in_layout, is_sparse
+from torch_tpu.sparse.layout import as_coo, coalesce, coo_tensor, coordinates, in_layout, is_sparse, with_values
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -108,7 +108,75 @@ def bmm(self: Tensor, mat2: Tensor) -> Tensor:
     return out.view(batch, n, mat2.shape[2]).to(self.dtype)
 
 
+def _by_row(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, columns and values of a CSR matrix, the one layout that these operators take on the CPU too."""
+    if x.layout != torch.sparse_csr or x.ndim != 2:
+        raise RuntimeError(f"{name}: Expected a two-dimensional tensor of layout SparseCsr, but got {x.layout}")
+    (rows, columns), values = _entries(x)
+    return rows, columns, values
+
+
+def sampled_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: complex = 1, alpha: complex = 1) -> Tensor:
+    """``beta * self + alpha * mat1 @ mat2`` where ``self`` has entries: a row times a column for each."""
+    rows, columns, values = _by_row(self, "sampled_addmm")
+    if mat1.ndim != 2 or mat2.ndim != 2 or mat1.shape[1] != mat2.shape[0]:
+        raise RuntimeError(
+            f"sampled_addmm: mat1 and mat2 shapes cannot be multiplied ({_size(mat1)} and {_size(mat2)})"
+        )
+    if self.shape != (mat1.shape[0], mat2.shape[1]):
+        raise RuntimeError(f"sampled_addmm: self.shape must match the product's, got {_size(self)}")
+    if mat1.dtype != self.dtype or mat2.dtype != self.dtype:
+        raise RuntimeError(f"sampled_addmm: Expected mat1 and mat2 to have the dtype of self, {self.dtype}")
+    products = (mat1[rows] * mat2.t()[columns]).sum(1) * alpha
+    return with_values(self, products if beta == 0 else values * beta + products)
+
+
+_REDUCTIONS = ("sum", "mean", "amax", "amin")
+
+
+def mm_reduce(self: Tensor, other: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
+    """Each row of ``self`` reduces, instead of adding, the rows of ``other`` that its entries weigh.
+
+    The second result says for ``amax`` and ``amin`` which entry every element comes from: the first of equals, and
+    ``nnz`` where a row has none.
+    """
+    rows, columns, values = _by_row(self, "sparse_mm_reduce")
+    if reduce not in _REDUCTIONS:
+        raise RuntimeError(f"reduce argument must be either sum, mean, amax or amin, got {reduce}")
+    shape = (self.shape[0], other.shape[1])
+    compute = torch.float32 if values.dtype in _HALVES else values.dtype
+    terms = values.to(compute)[:, None] * other.to(compute)[columns]
+    place = rows[:, None].expand_as(terms)
+    zeros = torch.zeros(shape, dtype=compute, device=other.device)
+    out = zeros.scatter_reduce(0, place, terms, reduce, include_self=False)
+    if reduce in ("sum", "mean"):
+        return out.to(self.dtype), torch.empty(0, dtype=torch.int64, device=other.device)
+    nnz = values.shape[0]
+    entry = torch.arange(nnz, device=other.device)[:, None]
+    found = torch.where((terms == out[rows]) | terms.isnan(), entry, nnz)
+    chosen = torch.full(shape, nnz, device=other.device).scatter_reduce(0, place, found, "amin")
+    return out.to(self.dtype), chosen
+
+
+def mm_reduce_backward(
+    self: Tensor, grad_out: Tensor, weight: Tensor, reduce: str, arg_out: Tensor, output_mask: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """What reaches an entry of ``self`` in every column, then times the other factor."""
+    rows, columns, values = _by_row(self, "sparse_mm_reduce")
+    reached = grad_out[rows]
+    if reduce == "mean":
+        reached = reached / self.crow_indices().diff()[rows][:, None]
+    elif reduce != "sum":
+        reached = reached * (arg_out[rows] == torch.arange(rows.numel(), device=rows.device)[:, None])
+    to_self = with_values(self, (reached * weight[columns]).sum(1)) if output_mask[0] else None
+    to_weight = torch.zeros_like(weight).index_add_(0, columns, reached * values[:, None]) if output_mask[1] else None
+    return to_self, to_weight
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "sparse_sampled_addmm": sampled_addmm,
+    "_sparse_mm_reduce_impl": mm_reduce,
+    "_sparse_mm_reduce_impl_backward": mm_reduce_backward,
     "mm": mm,
     "addmm": addmm,
     "mv": mv,
