@@ -25,12 +25,32 @@ with contextlib.redirect_stdout(io.StringIO()):
 print(run.step_ms[0])
 """
 
+CPU_PROGRAM = """
+import time, torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.Adam(model.parameters())
+x, y = torch.randn(64, 64), torch.randint(10, (64,))
+start = time.perf_counter()
+for _ in range(1000):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+print(time.perf_counter() - start)
+"""
+
 
 def seconds_to_import(autoload: bool) -> float:
     environment = {**ENVIRONMENT, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1" if autoload else "0"}
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], env=environment, check=True)
     return time.perf_counter() - start
+
+
+def cpu_program_seconds(autoload: bool) -> float:
+    """A program that trains on the CPU and never names the device."""
+    environment = {**ENVIRONMENT, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1" if autoload else "0", "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run([sys.executable, "-c", CPU_PROGRAM], env=environment, check=True, capture_output=True)
+    return float(answer.stdout)
 
 
 def first_step_ms(cache: str) -> float:
@@ -49,6 +69,9 @@ def main() -> None:
         (with_ - without) / 0.25,
         1.0,
     )
+    pairs = [(cpu_program_seconds(False), cpu_program_seconds(True)) for _ in range(7)]
+    without, with_ = (statistics.median(side) for side in zip(*pairs, strict=True))
+    row("training on the CPU, autoload against none", f"{with_:.2f} / {without:.2f} s", with_ / without, 1.05)
     ratios, shown = [], ""
     for _ in range(3):
         with tempfile.TemporaryDirectory() as cache:

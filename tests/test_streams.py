@@ -109,3 +109,38 @@ def test_synchronize_waits_for_a_small_result_that_was_dropped() -> None:
     # The result is 8 bytes; the work behind it is not. Not waiting for it takes about a hundredth of the time.
     whole = min(seconds(lambda: x.argmax().item()) for _ in range(5))
     assert min(seconds(dropped) for _ in range(5)) > whole / 10
+
+
+def test_synchronize_waits_when_the_first_of_several_results_was_dropped() -> None:
+    x = torch.randn(1 << 22).tpu()
+    x.sort()[1][0].item()  # compiles
+
+    def seconds(finish: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        finish()
+        return time.perf_counter() - start
+
+    def one_kept() -> None:
+        kept = x.sort()[1]
+        torch.tpu.synchronize()
+        assert kept.shape == x.shape
+
+    whole = min(seconds(lambda: x.sort()[1][0].item()) for _ in range(3))
+    assert min(seconds(one_kept) for _ in range(3)) > whole / 10
+
+
+def test_writes_in_place_do_not_wait_for_one_another() -> None:
+    x = torch.randn(1 << 22).tpu()
+    x.mul_(0.9).add_(1)  # compiles
+    torch.tpu.synchronize()
+
+    def enqueued_and_done() -> tuple[float, float]:
+        start = time.perf_counter()
+        for _ in range(4):
+            x.mul_(0.9).add_(1)
+        enqueued = time.perf_counter() - start
+        torch.tpu.synchronize()
+        return enqueued, time.perf_counter() - start
+
+    # Letting go of an overwritten buffer must not wait for the program that overwrites it.
+    assert min(enqueued / done for enqueued, done in (enqueued_and_done() for _ in range(5))) < 0.5

@@ -55,13 +55,16 @@ OperandKind operand_kind(const std::string& kind) {
 // A compiled program on its way from the plugin to the table.
 struct Executable {
   std::unique_ptr<pjrt::Executable> executable;
+  std::string bytes;  // its serialised form, where known: XLA's CPU client cannot serialise what it has loaded
+
+  std::string serialize() const { return bytes.empty() ? executable->serialize() : bytes; }
 };
 
 std::shared_ptr<Program> make_program(Executable& executable, const std::string& name,
                                       const std::vector<std::tuple<std::string, int32_t, int>>& operands,
                                       const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
                                       const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
-                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks, bool uses_precision) {
+                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks, bool uses_precision, bool brief) {
   auto program = std::make_shared<Program>();
   program->name = name;
   program->executable = std::move(executable.executable);
@@ -84,20 +87,32 @@ std::shared_ptr<Program> make_program(Executable& executable, const std::string&
   program->donations = std::move(donations);
   program->rng_blocks = rng_blocks;
   program->uses_precision = uses_precision;
+  program->brief = brief;
   return program;
 }
 
-Executable compile(const std::string& text, const Flags& flags) {
+// XLA's CPU client copies a program's options, flags and all, whenever it runs: 40 ns a flag. They have done their work when the
+// program is compiled, so one that is loaded gets none.
+std::unique_ptr<pjrt::Executable> loaded(std::string_view bytes) {
+  static const pjrt::CompileOptions kNone;
+  const auto& runtime = Runtime::get();
+  return runtime.client().deserialize(bytes, runtime.platform().name == "cpu" ? &kNone : nullptr);
+}
+
+Executable compile(const std::string& text, const Flags& flags, bool reload) {
   py::gil_scoped_release unlocked;
   pjrt::CompileOptions options;
   options.flags = flags;
-  return {Runtime::get().client().compile(text, options)};
+  auto executable = Runtime::get().client().compile(text, options);
+  if (!reload) return {std::move(executable), ""};
+  std::string bytes = executable->serialize();
+  return {loaded(bytes), std::move(bytes)};
 }
 
 Executable load(const py::bytes& bytes) {
   const std::string_view view = bytes;
   py::gil_scoped_release unlocked;
-  return {Runtime::get().client().deserialize(view)};
+  return {loaded(view), std::string(view)};
 }
 
 py::dict platform_info() {
@@ -154,9 +169,9 @@ void bind_runtime(py::module_& m) {
 }
 
 void bind_programs(py::module_& m) {
-  py::class_<Executable>(m, "_Executable").def("serialize", [](const Executable& e) { return py::bytes(e.executable->serialize()); });
+  py::class_<Executable>(m, "_Executable").def("serialize", [](const Executable& e) { return py::bytes(e.serialize()); });
   py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) { return p.hits; });
-  m.def("_compile", &compile);
+  m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false);
   m.def("_load", &load);
   m.def("_make_program", &make_program);
   m.def("_table_stats", [] {

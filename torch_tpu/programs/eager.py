@@ -168,4 +168,5 @@ def _program(plan: Plan, executable: Any) -> Any:
         plan.donations,
         plan.rng_used,
         plan.uses_precision,
+        plan.brief,
     )

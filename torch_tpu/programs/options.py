@@ -62,11 +62,16 @@ def flags(plan: Plan) -> Flags:
         return common
     # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
     full: Flags = {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
-    elements = max([plan.largest_operand, *(_numel(o.type.shape) for o in plan.outputs)])
+    elements = _elements(plan)
     if len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _needs_emitters(plan)):
         return full
     light: Flags = {**full, "xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
     return {**light, "xla_backend_optimization_level": 0 if elements <= TINY_ELEMENTS else 1}
+
+
+def _elements(plan: Plan) -> int:
+    """Elements of the largest array that the program reads or makes."""
+    return max([plan.largest_operand, *(_numel(o.type.shape) for o in plan.outputs)])
 
 
 def _needs_emitters(plan: Plan) -> bool:
@@ -98,9 +103,10 @@ def identity() -> str:
 def compile(plan: Plan) -> Any:
     """Compiles a plan with its flags, without those that the plugin's version of XLA does not have."""
     chosen = {name: value for name, value in flags(plan).items() if name not in _unknown}
+    reload = platform.kind() == "cpu" and _elements(plan) <= LARGE_ELEMENTS  # it sheds its flags: cheaper to launch
     while True:
         try:
-            return _C._compile(plan.text, chosen)
+            return _C._compile(plan.text, chosen, reload=reload)
         except _C.PjrtError as error:
             refused = re.search(r"No such compile option: '(\w+)'", str(error))
             if refused is None or refused[1] not in chosen:

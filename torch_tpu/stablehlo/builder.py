@@ -15,6 +15,7 @@ import torch
 from torch_tpu.stablehlo.types import Shape, Type, Value, tensor_type
 
 _local = threading.local()
+_LOOPS = ('"stablehlo.while"', '"stablehlo.custom_call"', '"stablehlo.sort"')
 
 
 def current() -> Function:
@@ -40,6 +41,10 @@ class Function:
         self._counter = 0
         self._indent = 4
         self.location: str | None = None
+        #: elements of the largest value, arguments included
+        self.largest = 0
+        #: whether the body repeats something as often as data or a library say
+        self.loops = False
         #: text of further private functions of the module, by name
         self.private: dict[str, str] = {}
 
@@ -48,6 +53,7 @@ class Function:
     def argument(self, shape: Shape, dtype: torch.dtype) -> Value:
         """Adds an argument and returns it."""
         value = Value(f"%arg{len(self.arguments)}", tuple(shape), dtype, self)
+        self.largest = max(self.largest, value.numel)
         self.arguments.append(value)
         return value
 
@@ -61,6 +67,8 @@ class Function:
         if pure and (hit := self._known[-1].get(text)) is not None:
             return hit
         name = self.fresh()
+        self.largest = max(self.largest, *(t.numel for t in types), 0)
+        self.loops |= text.startswith(_LOOPS)
         if len(types) == 1:
             results: tuple[Value, ...] = (Value(name, types[0].shape, types[0].dtype, self),)
             left = name

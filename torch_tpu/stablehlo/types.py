@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -42,6 +43,10 @@ class Type(NamedTuple):
 
     shape: Shape
     dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
 
     def __str__(self) -> str:
         return tensor_type(self.shape, self.dtype)
@@ -91,10 +96,7 @@ class Value:
 
     @property
     def numel(self) -> int:
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
+        return math.prod(self.shape)
 
     def __repr__(self) -> str:
         return f"{self.name}: {tensor_type(self.shape, self.dtype)}"

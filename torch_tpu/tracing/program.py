@@ -93,9 +93,16 @@ class Result(NamedTuple):
     offset: int
 
 
+#: Elements of the largest value of a brief program.
+BRIEF_ELEMENTS = 1 << 9
+
+
 @dataclass
 class Plan:
-    """What C++ needs to run a program and to build the call's results from its outputs."""
+    """What C++ needs to run a program and to build the call's results from its outputs.
+
+    A brief program takes microseconds wherever it runs: its values are small, and it does not loop.
+    """
 
     name: str
     text: str
@@ -106,6 +113,7 @@ class Plan:
     donations: list[tuple[int, int]] = field(default_factory=list)  # (operand, output)
     rng_used: int = 0
     uses_precision: bool = False
+    brief: bool = False
     largest_operand: int = 0  # elements
 
 
@@ -171,9 +179,12 @@ class _Call:
             if not self.trace.cell(t).written:
                 continue
             value = self.trace.memory(t)
-            whole = view.is_dense(sizes, strides) and t.numel() * t.itemsize == a.storage
-            if resized or whole:
+            if view.is_dense(sizes, strides) and (resized or t.numel() * t.itemsize == a.storage):
                 plan_outputs[a.slot] = view.to_memory_order(value, sizes, strides)
+                continue
+            if resized:
+                blank = hlo.constant(0, t.dtype, (view.span(sizes, strides),))
+                plan_outputs[a.slot] = view.write_view(blank, sizes, strides, 0, value)
                 continue
             base = plan_outputs.get(a.slot)
             base = self._base(a) if base is None else base
@@ -256,10 +267,19 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
     donations = _donations(operands, outputs, trace)
     for operand, output in donations:
         trace.function.argument_attributes[operand] = f"tf.aliasing_output = {output} : i32"
-    largest = max((v.numel for v in trace.function.arguments), default=0)
-    text = trace.function.module_text(values)
+    function = trace.function
     return Plan(
-        name, text, operands, outputs, results, resizes, donations, trace.rng_used, trace.uses_precision, largest
+        name,
+        function.module_text(values),
+        operands,
+        outputs,
+        results,
+        resizes,
+        donations,
+        trace.rng_used,
+        trace.uses_precision,
+        brief=function.largest <= BRIEF_ELEMENTS and not function.loops,
+        largest_operand=max((v.numel for v in function.arguments), default=0),
     )
 
 

@@ -94,10 +94,21 @@ void Kernel::check_partial_overlap(const c10::IValue* arguments) const {
 }
 
 void Kernel::call(torch::jit::Stack* stack) {
+  const size_t count = op_.schema().arguments().size();
+  Results results;
+  run(stack->data() + stack->size() - count, &results);
+  torch::jit::drop(*stack, count);
+  for (auto& value : results) stack->push_back(std::move(value));
+}
+
+void Kernel::run(const c10::IValue* arguments, Results* results) {
   if (C10_UNLIKELY(!prepared_.load(std::memory_order_acquire))) prepare();
-  if (C10_UNLIKELY(spec_.composite)) return python::run_composite("torch_tpu.programs.eager", name_, op_.schema(), stack);
-  const size_t count = arguments_.size();
-  const c10::IValue* arguments = stack->data() + stack->size() - count;
+  if (C10_UNLIKELY(spec_.composite)) {
+    torch::jit::Stack stack(arguments, arguments + arguments_.size());
+    python::run_composite("torch_tpu.programs.eager", name_, op_.schema(), &stack);
+    if (results) results->append(std::make_move_iterator(stack.begin()), std::make_move_iterator(stack.end()));
+    return;
+  }
   Call call;
   call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? static_cast<uint64_t>(current_precision()) + 1 : 0);
   call.read(arguments_, arguments);
@@ -114,10 +125,8 @@ void Kernel::call(torch::jit::Stack* stack) {
     if (program->uses_precision) call.key[0] = precision + 1;
     programs_.insert(call.key, hash_key(call.key), program);
   }
-  launch(*program, call, stack, count);
+  launch(*program, call, results);
 }
-
-void Kernel::operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { call(stack); }
 
 Kernel& Kernel::of(const c10::OperatorHandle& op) {
   static std::mutex mutex;

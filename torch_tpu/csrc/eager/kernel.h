@@ -14,15 +14,16 @@ struct OperatorSpec {
   bool all_static = false, checks_numbers = false, allows_overlap = false, elementwise = false, composite = false;
 };
 
-class Kernel final : public c10::OperatorKernel {
+using Results = c10::SmallVector<c10::IValue, 4>;
+
+class Kernel final {
  public:
   explicit Kernel(const c10::OperatorHandle& op);
 
-  // The dispatcher's boxed entry: takes the arguments off the stack and leaves the results.
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-
-  // The same for C++ code of ours.
+  // Takes the arguments off the stack and leaves the results, as the dispatcher's boxed kernels do.
   void call(torch::jit::Stack* stack);
+  // Runs the operator on `arguments`, in schema order; `results`, unless null, receives what it returns.
+  void run(const c10::IValue* arguments, Results* results);
 
   static Kernel& of(const c10::OperatorHandle& op);
 
@@ -44,8 +45,8 @@ class Kernel final : public c10::OperatorKernel {
   OperatorSpec spec_;
 };
 
-// Runs a program for a call; the results replace the arguments on the stack.
-void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t num_arguments);
+// Runs a program for a call; `results`, unless null, receives what the operator returns.
+void launch(const Program& program, Call& call, Results* results);
 
 // Float32 precision of matrix products: 0 medium, 1 high, 2 highest. A thread's scoped value beats the process's, which is
 // PyTorch's own setting; medium where nobody has set it.

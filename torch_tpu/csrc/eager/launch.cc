@@ -18,21 +18,32 @@ struct Operands {
   c10::SmallVector<PJRT_Buffer*, 16> handles;
   c10::SmallVector<ArrayPtr, 16> arrays;
   c10::SmallVector<int64_t, 4> keep;                           // arguments that the program must not consume
-  c10::SmallVector<std::pair<Cell*, int32_t>, 2> claimed;      // cells whose contents it consumes, and the output that replaces them
+  struct Claim {
+    Cell* cell;
+    int32_t operand, output;
+  };
+  c10::SmallVector<Claim, 2> claimed;  // cells whose contents it consumes, and the output that replaces them
   ArrayPtr index_flag;
 
   Operands() = default;
   Operands(const Operands&) = delete;
   ~Operands() {
-    for (auto& [cell, output] : claimed) cell->give_up();
+    for (auto& claim : claimed) claim.cell->give_up();
   }
   void add(ArrayPtr array) {
     handles.push_back(array->handle());
     arrays.push_back(std::move(array));
   }
-  void settle(c10::ArrayRef<ArrayPtr> outputs) {
-    for (auto& [cell, output] : claimed) cell->settle(outputs[output]);
+  // Gives the claimed cells their new contents, and returns the arrays that are gone.
+  std::vector<ArrayPtr> settle(c10::ArrayRef<ArrayPtr> outputs) {
+    std::vector<ArrayPtr> donated;
+    donated.reserve(claimed.size());
+    for (auto& claim : claimed) {
+      claim.cell->settle(outputs[claim.output]);
+      donated.push_back(std::move(arrays[claim.operand]));
+    }
     claimed.clear();
+    return donated;
   }
 };
 
@@ -92,7 +103,7 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
   for (const auto& [operand, output] : program.donations) {
     const auto& o = program.operands[operand];
     if (o.kind == OperandKind::kBase && call.slots[o.index]->claim(out.arrays[operand]))
-      out.claimed.emplace_back(call.slots[o.index], output);
+      out.claimed.push_back({call.slots[o.index], operand, output});
     else
       out.keep.push_back(operand);
   }
@@ -112,42 +123,8 @@ at::Tensor fresh_tensor(const Program& program, const Result& result, const Arra
   return tensor;
 }
 
-}  // namespace
-
-void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t num_arguments) {
-  auto& device = Runtime::get().device(call.device);
-  constexpr size_t kLarge = 1 << 20;
-  if (program.fresh_bytes >= kLarge) Allocator::get().check_fits(program.fresh_bytes, device.index);
-  Operands operands;
-  gather_operands(program, call, device, operands);
-
-  const size_t num_outputs = program.outputs.size();
-  c10::SmallVector<PJRT_Buffer*, 8> raw(num_outputs);
-  try {
-    program.executable->execute(operands.handles.data(), operands.handles.size(), raw.data(), device.device.get(),
-                                operands.keep.data(), operands.keep.size());
-  } catch (const pjrt::Error& error) {
-    rethrow(error);
-  }
-  c10::SmallVector<ArrayPtr, 8> arrays;
-  for (size_t i = 0; i < num_outputs; ++i)
-    arrays.push_back(c10::make_intrusive<Array>(raw[i], program.outputs[i].type, device.index));
-  operands.settle(arrays);
-
-  for (const auto& resize : program.resizes) {
-    auto* tensor = const_cast<at::TensorImpl*>(call.tensors[resize.position].tensor);
-    set_out_shape(tensor, resize.sizes, resize.strides);
-    call.tensors[resize.position].cell = Cell::of(tensor->unsafe_storage().unsafeGetStorageImpl());
-    call.slots[call.tensors[resize.position].slot] = call.tensors[resize.position].cell;
-  }
-  for (size_t i = 0; i < num_outputs; ++i) {
-    const auto slot = program.outputs[i].slot;
-    if (slot >= 0)
-      call.slots[slot]->set(arrays[i]);
-    else if (slot == kIndexFlag)
-      device.set_index_flag(arrays[i], operands.index_flag);
-  }
-
+// What the operator returns.
+Results returned(const Program& program, const Call& call, c10::ArrayRef<ArrayPtr> arrays) {
   c10::SmallVector<c10::Storage, 4> storages;
   c10::SmallVector<int32_t, 4> owners;
   auto tensor_of = [&](const Result& result) -> at::Tensor {
@@ -164,21 +141,62 @@ void launch(const Program& program, Call& call, torch::jit::Stack* stack, size_t
       default: return at::Tensor();
     }
   };
-  c10::SmallVector<c10::IValue, 4> returned;
+  Results out;
   for (const auto& result : program.results) {
     if (result.kind == Result::kList) {
       c10::List<at::Tensor> list;
       list.reserve(result.list.size());
       for (const auto& item : result.list) list.push_back(tensor_of(item));
-      returned.emplace_back(std::move(list));
+      out.emplace_back(std::move(list));
     } else if (result.kind == Result::kInt) {
-      returned.emplace_back(result.offset);
+      out.emplace_back(result.offset);
     } else {
-      returned.emplace_back(tensor_of(result));
+      out.emplace_back(tensor_of(result));
     }
   }
-  torch::jit::drop(*stack, num_arguments);
-  for (auto& value : returned) stack->push_back(std::move(value));
+  return out;
+}
+
+}  // namespace
+
+void launch(const Program& program, Call& call, Results* results) {
+  auto& device = Runtime::get().device(call.device);
+  constexpr size_t kLarge = 1 << 20;
+  if (program.fresh_bytes >= kLarge) Allocator::get().check_fits(program.fresh_bytes, device.index);
+  Operands operands;
+  gather_operands(program, call, device, operands);
+
+  const size_t num_outputs = program.outputs.size();
+  c10::SmallVector<PJRT_Buffer*, 8> raw(num_outputs);
+  try {
+    program.executable->execute(operands.handles.data(), operands.handles.size(), raw.data(), device.device.get(),
+                                operands.keep.data(), operands.keep.size());
+  } catch (const pjrt::Error& error) {
+    rethrow(error);
+  }
+  // The results of one execution are ready together: one of them tells.
+  const auto first = program.brief ? Watch::kWhileHeld : Watch::kAlways;
+  c10::SmallVector<ArrayPtr, 8> arrays;
+  for (size_t i = 0; i < num_outputs; ++i)
+    arrays.push_back(c10::make_intrusive<Array>(raw[i], program.outputs[i].type, device.index, i == 0 ? first : Watch::kNever));
+  auto donated = operands.settle(arrays);
+  if (!donated.empty() && !program.brief) device.outstanding.retire(std::move(donated));
+
+  for (const auto& resize : program.resizes) {
+    auto* tensor = const_cast<at::TensorImpl*>(call.tensors[resize.position].tensor);
+    set_out_shape(tensor, resize.sizes, resize.strides);
+    call.tensors[resize.position].cell = Cell::of(tensor->unsafe_storage().unsafeGetStorageImpl());
+    call.slots[call.tensors[resize.position].slot] = call.tensors[resize.position].cell;
+  }
+  for (size_t i = 0; i < num_outputs; ++i) {
+    const auto slot = program.outputs[i].slot;
+    if (slot >= 0)
+      call.slots[slot]->set(arrays[i]);
+    else if (slot == kIndexFlag)
+      device.set_index_flag(arrays[i], operands.index_flag);
+  }
+
+  if (results) *results = returned(program, call, arrays);
   if (C10_UNLIKELY(current_mode() == Mode::kDebug)) device.synchronize();
 }
 

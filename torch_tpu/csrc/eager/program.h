@@ -63,6 +63,7 @@ struct Program {
   size_t fresh_bytes = 0;  // of results that need storages of their own
   int32_t index_code = 0;
   bool uses_precision = false;
+  bool brief = false;           // takes microseconds
   bool shared_outputs = false;  // some output has several windows among the results
 
   // Kept by the table, under its lock.

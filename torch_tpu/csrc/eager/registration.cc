@@ -7,21 +7,18 @@
 
 #include "eager/indices.h"
 #include "eager/kernel.h"
+#include "eager/typed.h"
 
 namespace torch_tpu {
 namespace {
 
-// The dispatcher's functor. The kernel object is made on the first call: most programs use few operators.
+// The dispatcher's functor.
 class Entry final : public c10::OperatorKernel {
  public:
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    auto* kernel = kernel_.load(std::memory_order_acquire);
-    if (C10_UNLIKELY(!kernel)) kernel_.store(kernel = &Kernel::of(op), std::memory_order_release);
-    kernel->call(stack);
-  }
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { kernel_.get(op).call(stack); }
 
  private:
-  std::atomic<Kernel*> kernel_{nullptr};
+  LazyKernel kernel_;
 };
 
 // As Entry, for operators that take index tensors: CPU indices move to the device, and for reads masks become positions.
@@ -100,7 +97,9 @@ void register_kernels() {
     if (name.getNamespace() != "aten") continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !wants_boxed(*op)) continue;
-    aten->impl((name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(), boxed<Entry>());
+    auto typed = typed_entry(*op);
+    aten->impl((name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(),
+               typed ? std::move(*typed) : boxed<Entry>());
   }
   rest->fallback(boxed<Fallback>());
   register_sparse_kernels();

@@ -148,11 +148,16 @@ std::unique_ptr<Executable> Client::compile(std::string_view stablehlo, const Co
   return std::make_unique<Executable>(&plugin_, args.executable);
 }
 
-std::unique_ptr<Executable> Client::deserialize(std::string_view bytes) const {
+std::unique_ptr<Executable> Client::deserialize(std::string_view bytes, const CompileOptions* options) const {
+  const std::string encoded = options ? options->serialize() : "";
   TORCH_TPU_PJRT_ARGS(PJRT_Executable_DeserializeAndLoad, args);
   args.client = client_;
   args.serialized_executable = bytes.data();
   args.serialized_executable_size = bytes.size();
+  if (options) {
+    args.overridden_serialized_compile_options = encoded.data();
+    args.overridden_serialized_compile_options_size = encoded.size();
+  }
   TORCH_TPU_PJRT_CALL(plugin_, PJRT_Executable_DeserializeAndLoad, args, "Loading a serialised program");
   return std::make_unique<Executable>(&plugin_, args.loaded_executable);
 }

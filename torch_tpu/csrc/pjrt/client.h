@@ -63,7 +63,8 @@ class Client {
 
   // Compiles StableHLO (text or portable bytes). Long; takes no lock: call it without the GIL.
   std::unique_ptr<Executable> compile(std::string_view stablehlo, const CompileOptions& options) const;
-  std::unique_ptr<Executable> deserialize(std::string_view bytes) const;
+  // `options`, if given, replace those that the program was compiled with.
+  std::unique_ptr<Executable> deserialize(std::string_view bytes, const CompileOptions* options = nullptr) const;
 
   // Registers host memory for direct transfers where the plugin supports it; returns false where it does not.
   bool dma_map(void* data, size_t bytes) const;

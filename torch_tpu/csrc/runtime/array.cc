@@ -34,16 +34,16 @@ const ArrayType* ArrayType::get(pjrt::DType dtype, c10::IntArrayRef dims) {
   return &t.types.back();
 }
 
-Array::Array(PJRT_Buffer* handle, const ArrayType* type, c10::DeviceIndex device)
-    : buffer_(&Runtime::get().client().plugin(), handle), type_(type), device_(device) {
-  Runtime::get().device(device).outstanding.add(this);
+Array::Array(PJRT_Buffer* handle, const ArrayType* type, c10::DeviceIndex device, Watch watch)
+    : buffer_(&Runtime::get().client().plugin(), handle), type_(type), device_(device), watch_(watch) {
+  if (watch != Watch::kNever) Runtime::get().device(device).outstanding.add(this);
 }
 
 Array::~Array() {
-  if (Runtime::usable())
-    Runtime::get().device(device_).outstanding.remove(this);
-  else
+  if (!Runtime::usable())
     buffer_.release();
+  else if (watch_ != Watch::kNever)
+    Runtime::get().device(device_).outstanding.remove(this);
 }
 
 }  // namespace torch_tpu

@@ -20,10 +20,14 @@ struct ArrayType {
   static const ArrayType* get(pjrt::DType dtype, c10::IntArrayRef dims);
 };
 
+// Whether synchronisation waits for an array: also when it was dropped before anyone knew it ready, which costs an event; only
+// while it exists, for microseconds of work that nobody has a use for; or not at all, because another array tells.
+enum class Watch : uint8_t { kAlways, kWhileHeld, kNever };
+
 // An immutable array. Several cells may hold one (clone() costs nothing); a program may consume it when only one does.
 class Array final : public c10::intrusive_ptr_target {
  public:
-  Array(PJRT_Buffer* handle, const ArrayType* type, c10::DeviceIndex device);
+  Array(PJRT_Buffer* handle, const ArrayType* type, c10::DeviceIndex device, Watch watch = Watch::kAlways);
   ~Array() override;
 
   PJRT_Buffer* handle() const { return buffer_.get(); }
@@ -36,6 +40,7 @@ class Array final : public c10::intrusive_ptr_target {
   pjrt::Buffer buffer_;
   const ArrayType* type_;
   c10::DeviceIndex device_;
+  Watch watch_;
   // Links of the device's list of arrays not yet known to be ready; see outstanding.h.
   Array* previous_ = nullptr;
   Array* next_ = nullptr;

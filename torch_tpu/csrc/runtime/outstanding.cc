@@ -7,6 +7,7 @@
 namespace torch_tpu {
 namespace {
 constexpr size_t kDroppedBeforePruning = 64;
+constexpr size_t kRetired = 1024;
 }  // namespace
 
 void Outstanding::add(Array* array) {
@@ -48,7 +49,7 @@ void Outstanding::remove(Array* array) {
     if (!listed) return;
     unlink(array);
   }
-  if (array->buffer().deleted()) return;  // its size says nothing of the work behind it: think of a reduction
+  if (array->watch_ == Watch::kWhileHeld || array->buffer().deleted()) return;
   auto event = array->buffer().ready_event();
   if (event.ready()) return;
   std::vector<Dropped> free;  // after the lock
@@ -62,6 +63,25 @@ void Outstanding::adopt(pjrt::Event event, std::shared_ptr<void> keep) {
   std::lock_guard<Spinlock> lock(mutex_);
   free = prune();
   dropped_.push_back({std::make_shared<pjrt::Event>(std::move(event)), std::move(keep)});
+}
+
+void Outstanding::retire(std::vector<ArrayPtr> donated) {
+  {
+    std::lock_guard<Spinlock> lock(mutex_);
+    if (retired_.empty()) retired_.resize(kRetired);
+    for (auto& array : donated) {
+      retired_[next_retired_].swap(array);
+      next_retired_ = (next_retired_ + 1) % kRetired;
+    }
+  }
+  donated.clear();  // what left the ring, after the lock: ~Array takes it
+}
+
+void Outstanding::clear_retired() {
+  std::vector<ArrayPtr> retired;
+  std::lock_guard<Spinlock> lock(mutex_);
+  retired.swap(retired_);
+  next_retired_ = 0;
 }
 
 std::vector<Outstanding::EventPtr> Outstanding::snapshot() {

@@ -23,6 +23,11 @@ class Outstanding {
   // objects must not be freed by a thread of the plugin, which may do so after the interpreter's end.
   void adopt(pjrt::Event event, std::shared_ptr<void> keep);
 
+  // Arrays whose memory a program has taken over. XLA lets go of such a handle only when the program has run, and would keep the
+  // caller waiting: the handles, which hold nothing, are kept for a while.
+  void retire(std::vector<ArrayPtr> donated);
+  void clear_retired();
+
   // Waits for everything enqueued so far; throws the first error of work that finished since the last call.
   void wait();
   bool idle() { return snapshot().empty(); }
@@ -42,6 +47,8 @@ class Outstanding {
   Array* head_ = nullptr;
   std::vector<Dropped> dropped_;
   std::optional<pjrt::Error> failure_;
+  std::vector<ArrayPtr> retired_;  // a ring
+  size_t next_retired_ = 0;
 };
 
 }  // namespace torch_tpu

@@ -271,6 +271,7 @@ void Runtime::shutdown() {
                  error.what_without_backtrace());
     }
     device->scalars.clear();
+    device->outstanding.clear_retired();
   }
   closed = true;
 }
