@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+#: The minor version, for details in which PyTorch's own versions differ.
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 
 def python(
     code: str, *, fails: bool = False, timeout: float = 300, **environment: str | None

@@ -53,7 +53,8 @@ def orthonormal(q: torch.Tensor) -> None:
 def test_cholesky(dtype: torch.dtype) -> None:
     same(aten.linalg_cholesky_ex, positive(dtype, 2, 3, 5, 5))
     same(aten.linalg_cholesky_ex, positive(dtype, 5, 5), upper=True)
-    same(aten.cholesky, positive(dtype, 5, 5))
+    if hasattr(aten, "cholesky"):  # until torch 2.13
+        same(aten.cholesky, positive(dtype, 5, 5))
     factor = torch.linalg.cholesky(positive(dtype, 3, 5, 5))
     same(aten.cholesky_solve, make(dtype, 5, 2), factor)
     same(aten.cholesky_solve, make(dtype, 5, 2), factor.mH.contiguous(), True)

@@ -58,15 +58,15 @@ bool read_by_mask(torch::jit::Stack* stack) {
   const auto mask = list[0].toTensor();
   if (mask.device() != self.device() || mask.dim() == 0) return false;
   check_mask(self, mask, 0);
-  const auto positions = at::nonzero(mask);  // a view of rows that go on, out of range: the unsafe read takes any for them
-  const int64_t count = positions.size(0), width = mask.dim();
-  const auto room = static_cast<int64_t>(positions.storage().nbytes() / positions.itemsize()) / width;
+  // A view of positions that go on, out of range: the unsafe read takes any for them.
+  const auto positions = at::nonzero(mask.reshape({-1}));
+  const int64_t count = positions.size(0);
+  const auto room = static_cast<int64_t>(positions.storage().nbytes() / positions.itemsize());
   int64_t bucket = 1;
   while (bucket < count) bucket *= 2;
-  const auto rows = positions.as_strided({count == 0 ? 0 : std::min(bucket, room), width}, {width, 1}, 0);
-  c10::List<std::optional<at::Tensor>> columns;
-  for (int64_t i = 0; i < width; ++i) columns.push_back(rows.select(1, i));
-  const auto result = at::_unsafe_index(self, columns).narrow(0, 0, count);
+  c10::List<std::optional<at::Tensor>> index;
+  index.push_back(positions.as_strided({count == 0 ? 0 : std::min(bucket, room)}, {1}, 0));
+  const auto result = at::_unsafe_index(self.flatten(0, mask.dim() - 1), index).narrow(0, 0, count);
   torch::jit::drop(stack, 2);
   torch::jit::push(stack, result);
   return true;

@@ -11,7 +11,7 @@
 namespace torch_tpu {
 
 // PyTorch hands a thread's Python objects on to the threads that run its backward pass (at::ThreadLocalState), so the
-// setting is the presence of one of `levels` keys there. Costs nothing while no block is open anywhere.
+// setting is which of `levels` keys holds an object there. Costs nothing while no block is open anywhere.
 class Scoped {
  public:
   Scoped(const std::string& name, int levels) {
@@ -22,21 +22,22 @@ class Scoped {
   int get() const {
     if (C10_LIKELY(open_.load(std::memory_order_relaxed) == 0)) return -1;
     for (size_t i = 0; i < keys_.size(); ++i)
-      if (at::impl::ThreadLocalPythonObjects::contains(keys_[i])) return static_cast<int>(i);
+      if (Objects::contains(keys_[i]) && Objects::get(keys_[i]) != nullptr) return static_cast<int>(i);
     return -1;
   }
 
   // Returns the level before. To be called on the thread of the block.
   int exchange(int level) {
     const int previous = get();
-    if (previous >= 0) at::impl::ThreadLocalPythonObjects::erase(keys_[previous]);
-    if (level >= 0)
-      at::impl::ThreadLocalPythonObjects::set(keys_.at(level), std::make_shared<c10::SafePyObject>(nullptr, nullptr));
+    if (previous >= 0) Objects::set(keys_[previous], nullptr);  // keys can be erased from torch 2.13 on only
+    if (level >= 0) Objects::set(keys_.at(level), std::make_shared<c10::SafePyObject>(nullptr, nullptr));
     open_ += (level >= 0) - (previous >= 0);
     return previous;
   }
 
  private:
+  using Objects = at::impl::ThreadLocalPythonObjects;
+
   std::vector<std::string> keys_;
   std::atomic<int> open_{0};
 };
