@@ -44,7 +44,17 @@ def _check_build() -> None:
 
 
 def _register() -> None:
-    from torch_tpu import _C, autocast_overrides, backends, dlpack_overrides, nested_overrides, platform, shutdown, tpu
+    from torch_tpu import (
+        _C,
+        autocast_overrides,
+        backends,
+        dlpack_overrides,
+        meta_overrides,
+        nested_overrides,
+        platform,
+        shutdown,
+        tpu,
+    )
 
     torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", tpu)
@@ -55,6 +65,7 @@ def _register() -> None:
     dlpack_overrides.install()
     autocast_overrides.install()
     nested_overrides.install()
+    meta_overrides.install()
     tpu._apply_environment()
     atexit.register(shutdown.run)
 

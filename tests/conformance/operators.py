@@ -40,12 +40,6 @@ RANDOM = frozenset(
 UNDEFINED = frozenset(
     ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 )
-#: Strides are not compared. Sizes that depend on data give a view of the first rows of a padded result, for a new size
-#: to need no program; factors and solutions lie on the CPU as LAPACK leaves its buffers, transforms as MKL does.
-_PADDED = ("argwhere", "nonzero", "nonzero_static", "unique", "unique_consecutive")
-_LAPACK = ("svd", "linalg.svd", "svd_lowrank", "pca_lowrank", "linalg.lstsq", "linalg.lstsq.grad_oriented")
-_MKL = tuple(f"fft.{name}" for name in ("hfft", "hfft2", "hfftn", "irfft", "irfft2", "irfftn", "rfft2", "rfftn"))
-FREE_STRIDES = frozenset((*_PADDED, *_LAPACK, *_MKL))
 #: (operator, argument): tensors that PyTorch wants on the CPU on every device.
 _ON_HOST = frozenset({("tensor_split", 1)})
 #: Where only small samples are wanted, the number of samples to choose from: some descriptions have over a thousand.
@@ -230,11 +224,10 @@ class _Runner:
             raise Mismatch("alias: the result shares its storage with other arguments than on the CPU")
         return True
 
-    def _compare(self, actual: Any, expected: Any, there: Sample, here: Sample, strides: bool = True) -> None:
-        strides = strides and self.op.full_name not in FREE_STRIDES
+    def _compare(self, actual: Any, expected: Any, there: Sample, here: Sample) -> None:
         determined = DETERMINED.get(self.op.full_name)
         if determined is not None:
-            assert_same(actual, expected, values="none", strides=strides)
+            assert_same(actual, expected, values="none")
             actual, expected = determined(there, actual), determined(here, expected)
 
         @functools.cache
@@ -244,11 +237,11 @@ class _Runner:
             return out if determined is None else determined(sample, out)
 
         try:
-            assert_same(actual, expected, truth=wide, values=self.values, strides=strides)
+            assert_same(actual, expected, truth=wide, values=self.values)
         except Mismatch as error:
             if not str(error).startswith("value") or not self._is_random(here):
                 raise
-            assert_same(actual, expected, values="range", strides=strides)
+            assert_same(actual, expected, values="range")
 
     def _is_random(self, sample: Sample) -> bool:
         """Whether this sample has random results though not all of the operator have: attention with dropout."""
@@ -299,7 +292,7 @@ class _Runner:
             try:
                 if _identities(actual, out_there) != _identities(expected, out):
                     raise Mismatch("alias: the results are not the out= tensors")
-                self._compare(out_there, out, there, here, strides=shape is not _empty)
+                self._compare(out_there, out, there, here)
             except Mismatch as error:
                 raise Mismatch(f"{error} (out= {shape.__name__.strip('_')})") from None
         return counted

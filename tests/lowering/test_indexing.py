@@ -363,7 +363,7 @@ def same(name: str, *args: Any, **kwargs: Any) -> None:
     """The composite gives what the CPU operator gives."""
     want = resolve(f"aten::{name}")(*args, **kwargs)
     got = data_dependent.HOST_COMPOSITES[name](*args, **kwargs)
-    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=True)
 
 
 VALUES = {

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.precision import product
@@ -97,7 +99,17 @@ def fold(x: Value, heads: int) -> Value:
     return hlo.reshape(x, (batch, heads, x.shape[1] * length // max(heads, 1), width))
 
 
-@lower("_scaled_dot_product_fused_attention_overrideable", static=("scale",))
+def _attention_meta(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, *rest: Any, **named: Any) -> Any:
+    """PyTorch's, but row-major where the CPU has no fused kernel: with dropout, or rows that are apart in memory."""
+    op = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    out, *others = op(query, key, value, bias, *rest, **named)
+    dropout = rest[0] if rest else named.get("dropout_p", 0.0)
+    if dropout != 0 or any(t.stride(-1) != 1 for t in (query, key, value)):
+        out = torch.empty_like(out, memory_format=torch.contiguous_format)
+    return out, *others
+
+
+@lower("_scaled_dot_product_fused_attention_overrideable", static=("scale",), meta=_attention_meta)
 def attention(
     query: Value, key: Value, value: Value, bias: Value | None = None, dropout_p: Scalar = 0.0, causal: bool = False,
     return_mask: bool = False, *, scale: float | None = None,

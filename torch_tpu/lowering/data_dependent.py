@@ -40,17 +40,21 @@ def _long(x: Value) -> Value:
 # ---- padded forms ---------------------------------------------------------------------------------------------------
 @_define("nonzero_padded(Tensor self) -> (Tensor indices, Tensor count)")
 def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty((x.numel(), x.ndim), dtype=torch.int64), x.new_empty((), dtype=torch.int64)
+    return x.new_empty((x.numel() * x.ndim,), dtype=torch.int64), x.new_empty((), dtype=torch.int64)
 
 
 @lower("tpu::nonzero_padded")
 def nonzero_padded(x: Value) -> tuple[Value, Value]:
-    """Coordinates of the elements that are not zero, row-major, shape [numel, ndim]; and how many there are."""
+    """The coordinates of the elements that are not zero, dimension after dimension; and how many elements these are.
+
+    The CPU lays its result out so. Each dimension begins where the count puts it, over the padding of the one before.
+    """
     mask = hlo.convert(x, torch.bool)
-    found, n = true_positions(mask), x.numel
-    columns = [hlo.reshape(_long(c), (n, 1)) for c in coordinates(found, x.shape)]
-    indices = hlo.concatenate(columns, 1) if columns else hlo.constant(0, torch.int64, (n, 0))
-    return indices, _long(count_true(mask))
+    count = count_true(mask, index_dtype(x.numel * max(x.ndim, 1)))
+    indices = hlo.constant(0, torch.int64, (x.numel * x.ndim,))
+    for i, column in enumerate(coordinates(true_positions(mask), x.shape)):
+        indices = hlo.dynamic_update_slice(indices, _long(column), [count * i]) if x.ndim > 1 else _long(column)
+    return indices, _long(count)
 
 
 @_define("masked_select_padded(Tensor self, Tensor mask) -> (Tensor values, Tensor count)")
@@ -79,7 +83,7 @@ def _compacted(rows: Value, found: Value) -> Value:
 )
 def _(x: Tensor, dim: int | None, sort: bool) -> tuple[Tensor, ...]:
     n, shape = (x.numel(), x.shape) if dim is None else (x.shape[dim], (x.shape[dim],))
-    values = x.new_empty((n,)) if dim is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+    values = x.new_empty((n,) if dim is None else x.movedim(dim, 0).shape)
     places = [x.new_empty(size, dtype=torch.int64) for size in (shape, (n,), ())]
     return values, *places
 
@@ -88,7 +92,8 @@ def _(x: Tensor, dim: int | None, sort: bool) -> tuple[Tensor, ...]:
 def unique_padded(x: Value, dim: int | None, sort: bool) -> tuple[Value, ...]:
     """The distinct elements, or slices along ``dim``; without ``sort`` only neighbours are compared.
 
-    Returns the values padded to all, for each input its place among them, how often each occurs, and their number.
+    Returns the values padded to all, ``dim`` in front; for each input its place among them; how often each occurs; and
+    their number.
     """
     if dim is None:
         rows = hlo.reshape(x, (x.numel, 1))
@@ -110,7 +115,7 @@ def unique_padded(x: Value, dim: int | None, sort: bool) -> tuple[Value, ...]:
     if dim is None:
         values, inverse = hlo.reshape(values, (n,)), hlo.reshape(inverse, x.shape)
     else:
-        values = hlo.move_dim(hlo.reshape(values, front.shape), 0, dim)
+        values = hlo.reshape(values, front.shape)
     return values, _long(inverse), _long(ends - found), _long(count_true(starts))
 
 
@@ -168,16 +173,17 @@ def _bucket(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length() if size else 0
 
 
-def _first(rows: Tensor, count: int, dim: int = 0) -> Tensor:
+def _first(rows: Tensor, count: int) -> Tensor:
     """A view of the first ``count`` rows; of a copy where it would keep four times the memory alive."""
-    if 4 * _bucket(count) <= rows.shape[dim]:
-        rows = rows.narrow(dim, 0, _bucket(count)).clone(memory_format=torch.contiguous_format)
-    return rows.narrow(dim, 0, count)
+    if 4 * _bucket(count) <= rows.shape[0]:
+        rows = rows[: _bucket(count)].clone(memory_format=torch.contiguous_format)
+    return rows[:count]
 
 
 def nonzero(self: Tensor) -> Tensor:
     indices, count = _padded.nonzero_padded(self)
-    return _first(indices, int(count.item()))
+    n = int(count.item())
+    return _first(indices, n * self.ndim).as_strided((n, self.ndim), (1, n))
 
 
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
@@ -191,7 +197,7 @@ def _unique(
     values, inverse, counts, count = _padded.unique_padded(self, dim, sort)
     n = int(count.item())
     none = self.new_empty((0,), dtype=torch.int64)
-    values, counts = _first(values, n, dim or 0), _first(counts, n)
+    values, counts = _first(values, n).movedim(0, dim or 0), _first(counts, n)
     return values, inverse if return_inverse else none, counts if return_counts else none
 
 
@@ -308,7 +314,9 @@ def _written_out(composite: Callable[..., Tensor]) -> Callable[..., Tensor]:
             out.dtype == result.dtype,
             lambda: f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead",
         )
-        return out.resize_(result.shape).copy_(result)
+        if out.shape != result.shape:
+            out.resize_(result.shape).as_strided_(result.shape, result.stride())
+        return out.copy_(result)
 
     return written
 

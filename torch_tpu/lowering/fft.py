@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -47,6 +48,7 @@ def _complex(x: Value, dims: Sequence[int], forward: bool) -> Value:
     return x
 
 
+@lower("_fft_c2c.out", meta=meta.contiguous("_fft_c2c"))
 @lower("_fft_c2c")
 def c2c(x: Value, dims: list[int], normalization: int, forward: bool) -> Value:
     if 0 in x.shape:
@@ -54,6 +56,7 @@ def c2c(x: Value, dims: list[int], normalization: int, forward: bool) -> Value:
     return _scaled(_complex(x, dims, forward), _factor(normalization, [x.shape[d] for d in dims]))
 
 
+@lower("_fft_r2c.out", meta=meta.contiguous("_fft_r2c"))
 @lower("_fft_r2c")
 def r2c(x: Value, dims: list[int], normalization: int, onesided: bool, *, result: list[Type]) -> Value:
     """The last of ``dims`` from real numbers, the others after it; without ``onesided`` the mirrored half as well."""
@@ -69,6 +72,7 @@ def r2c(x: Value, dims: list[int], normalization: int, onesided: bool, *, result
     return _scaled(_complex(hlo.transpose(y, _inverse(order)), dims[:-1], True), factor)
 
 
+@lower("_fft_c2r.out", meta=meta.contiguous("_fft_c2r"))
 @lower("_fft_c2r")
 def c2r(x: Value, dims: list[int], normalization: int, size: int, *, result: list[Type]) -> Value:
     """The inverse of :func:`r2c`, unnormalised but for ``normalization``; ``size`` is the last dimension's."""

@@ -104,6 +104,7 @@ def cholesky_ex(a: Value, *, upper: bool = False, result: list[Type]) -> list[Va
     return [_shaped(factor, result[0]), _shaped(info, result[1])]
 
 
+@lower("cholesky.out", meta=meta.contiguous("cholesky"))
 @lower("cholesky")
 def cholesky(a: Value, upper: bool = False, *, result: list[Type]) -> Value:
     return _shaped(_cholesky(flat_batch(a), upper)[0], result[0])
@@ -115,6 +116,7 @@ def _cholesky_solve(b: Value, factor: Value, upper: bool) -> Value:
     return solve_triangular(factor, y, lower=not upper, adjoint=second)
 
 
+@lower("cholesky_solve.out", meta=meta.contiguous("cholesky_solve"))
 @lower("cholesky_solve")
 def cholesky_solve(b: Value, factor: Value, upper: bool = False, *, result: list[Type]) -> Value:
     batch = result[0].shape[:-2]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import compute_dtype, for_cpu, tracer
 from torch_tpu.lowering.indexing import read_along
 from torch_tpu.lowering.reduction import average, spread, total
@@ -60,7 +61,8 @@ def _weights(x: Value, target: Value, weight: Value | None, ignore_index: int) -
     return index, hlo.select(used, _chosen(weight, index, c), 0)
 
 
-@lower("nll_loss_forward", "nll_loss2d_forward")
+@lower("nll_loss_forward")
+@lower("nll_loss2d_forward", meta=meta.contiguous("nll_loss2d_forward"))
 def nll_loss(
     x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int, *, result: list[Type]
 ) -> list[Value]:

@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._meta_registrations import meta_conv
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
+from torch.utils._pytree import tree_map_only
+
+from torch_tpu.tracing.schema import resolve
 
 _library = torch.library.Library("aten", "IMPL", "Meta")
 
@@ -52,6 +56,37 @@ def ctc_loss_tensor(
     return log_probs.new_empty((n,)), log_probs.new_empty((n, times, 2 * targets.shape[-1] + 1))
 
 
+def contiguous(name: str) -> Callable[..., Any]:
+    """PyTorch's meta kernel of an overload, its results row-major as the CPU's are."""
+
+    def row_major(t: Tensor) -> Tensor:
+        return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+    return lambda *args, **kwargs: tree_map_only(Tensor, row_major, _overload(name)(*args, **kwargs))
+
+
+def in_format_of_input(name: str) -> Callable[..., Any]:
+    """PyTorch's meta kernel of an overload, its result in the memory format that the input suggests, as on the CPU."""
+    return lambda x, *args: torch.empty_like(_overload(name)(x, *args), memory_format=suggest_memory_format(x))
+
+
+def without_rows(name: str) -> Callable[..., Any]:
+    """PyTorch's meta kernel of an overload, for those that trip over a batch of none."""
+
+    def kernel(x: Tensor, *args: Any) -> Tensor:
+        if tuple(x.shape[:1]) != (0,):
+            return _overload(name)(x, *args)
+        made = _overload(name)(x.new_empty((1, *x.shape[1:])), *args)
+        return made.new_empty((0, *made.shape[1:]))
+
+    return kernel
+
+
+def _overload(name: str) -> OpOverload:
+    """The overload of a rule's name; looked up late, for not every version of PyTorch has every operator."""
+    return resolve(f"aten::{name}")
+
+
 def _like(position: int) -> Callable[..., Tensor]:
     return lambda *args, **_: torch.empty_like(args[position], memory_format=torch.contiguous_format)
 
@@ -64,7 +99,10 @@ def geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
 def linalg_lstsq(
     a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Solution, residuals, ranks and singular values; which of the last three a driver gives is LAPACK's choice."""
+    """Solution, residuals, ranks and singular values; which of the last three a driver gives is LAPACK's choice.
+
+    The solution is what LAPACK leaves in the memory of ``b``, column-major: its first ``n`` rows.
+    """
     torch._check(a.ndim >= 2, lambda: "torch.linalg.lstsq: input must have at least 2 dimensions.")
     m, n = a.shape[-2:]
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
@@ -72,8 +110,9 @@ def linalg_lstsq(
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[: b.ndim - (1 if vector else 2)])
     real = a.new_empty(0).real.dtype if a.dtype.is_complex else a.dtype
     residuals = (*batch, *(columns or [1])) if m > n and driver in ("gels", "gelsd", "gelss") else (0,)
+    solution = a.new_empty((*batch, *columns, max(m, n)))[..., :n]
     return (
-        a.new_empty((*batch, n)) if vector else a.new_empty((*batch, b.shape[-1], n)).mT,
+        solution if vector else solution.mT,
         a.new_empty(residuals, dtype=real),
         a.new_empty((0,) if driver == "gels" else a.shape[:-2], dtype=torch.int64),
         a.new_empty((*a.shape[:-2], min(m, n)) if driver in ("gelsd", "gelss") else (0,), dtype=real),

@@ -7,8 +7,11 @@ Statistics are two-pass in float32 or wider. Every backward pass is the same for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.reduction import average, moments, spread, squared, total
@@ -63,6 +66,8 @@ def _batch_norm(
         unbiased = hlo.divide(var * n, n - 1)
         share = as_value(momentum, dtype, mean.shape)
         new = [None if o is None else s * share + o * (1 - share) for o, s in zip(old, (mean, unbiased), strict=True)]
+    elif 0 in x.shape:  # nothing to normalise, whatever sizes the statistics have
+        return [x, x, x], new
     else:
         mean, var = old  # type: ignore[assignment]
     rstd = hlo.rsqrt(var + eps)
@@ -77,7 +82,23 @@ def _batch_results(outs: list[Value], types: Sequence[Type]) -> list[Value | Non
     return _fit([*outs, *reserve], types)
 
 
-@lower("native_batch_norm", static=("eps",), mutates=("running_mean", "running_var"))
+def _batch_norm_meta(x: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """As the CPU has them: contiguous or channels last, and statistics for the backward pass in training alone."""
+    y = torch.empty_like(x, memory_format=suggest_memory_format(x))
+    shape = (x.shape[1] if training else 0,)
+    mean, rstd = (x.new_empty(shape, dtype=compute_dtype(x.dtype)) for _ in range(2))
+    return y, mean, rstd
+
+
+def _meta(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _batch_norm_meta(x, next(a for a in arguments if isinstance(a, bool)))
+
+
+def _with_update_meta(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return *_batch_norm_meta(x, True), x.new_empty((0,), dtype=torch.uint8)
+
+
+@lower("native_batch_norm", static=("eps",), mutates=("running_mean", "running_var"), meta=_meta)
 def native_batch_norm(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None,
     training: bool, momentum: Scalar, eps: float, *, result: list[Type],
@@ -87,7 +108,7 @@ def native_batch_norm(
     return [*_batch_results(outs, result), *(v for v in changed if v is not None)]
 
 
-@lower("_native_batch_norm_legit", static=("eps",))
+@lower("_native_batch_norm_legit", "_native_batch_norm_legit.out", static=("eps",), meta=_meta)
 def batch_norm_legit(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
     training: bool, momentum: Scalar, eps: float, *, result: list[Type],
@@ -96,7 +117,7 @@ def batch_norm_legit(
     return [*(new if training else [running_mean, running_var]), *_batch_results(outs, result[2:])]
 
 
-@lower("_native_batch_norm_legit.no_stats", static=("eps",))
+@lower("_native_batch_norm_legit.no_stats", static=("eps",), meta=_meta)
 def batch_norm_no_stats(
     x: Value,
     weight: Value | None,
@@ -111,7 +132,7 @@ def batch_norm_no_stats(
     return _batch_results(outs, result)
 
 
-@lower("_native_batch_norm_legit_no_training", static=("eps",))
+@lower("_native_batch_norm_legit_no_training", static=("eps",), meta=lambda x, *_: _batch_norm_meta(x, False))
 def batch_norm_no_training(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
     momentum: Scalar, eps: float, *, result: list[Type],
@@ -129,7 +150,7 @@ def batch_norm_functional(
     return [*_batch_results(outs, result[:3]), *_fit(new, result[3:])]
 
 
-@lower("_batch_norm_with_update", static=("eps",))
+@lower("_batch_norm_with_update", static=("eps",), meta=_with_update_meta)
 def batch_norm_with_update(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
     momentum: Scalar, eps: float, *, result: list[Type],

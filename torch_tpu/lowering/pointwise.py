@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value
@@ -410,7 +411,8 @@ def power(x: Value, y: Value) -> Value:
     return hlo.power(x, y)
 
 
-lower("pow.Tensor_Tensor", "pow.Scalar", promote=Promotion.NO_OPMATH)(in_storage_dtype(power))
+lower("pow.Tensor_Tensor", promote=Promotion.NO_OPMATH)(in_storage_dtype(power))
+lower("pow.Scalar", promote=Promotion.NO_OPMATH, meta=meta.contiguous("pow.Scalar"))(in_storage_dtype(power))
 
 
 @lower("pow.Tensor_Scalar", promote=Promotion.DEFAULT, static=("exponent",))
@@ -461,7 +463,14 @@ def nextafter(x: Value, y: Value) -> Value:
     return hlo.next_after(x, y)
 
 
-@lower("ldexp.Tensor", promote=Promotion.INT_TO_FLOAT)
+def _ldexp_meta(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """As the CPU computes it: in float32 by the power of a number, which is row-major there."""
+    power = torch.pow(2.0, exponent)
+    made = x * power
+    return x * power.contiguous() if made.dtype == torch.float32 else made
+
+
+@lower("ldexp.Tensor", promote=Promotion.INT_TO_FLOAT, meta=_ldexp_meta)
 def ldexp(x: Value, exponent: Value) -> Value:
     return x * exp2(exponent)
 

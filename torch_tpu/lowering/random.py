@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, compute_dtype, highest, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
@@ -169,13 +170,14 @@ def normal(x: Value, mean: Scalar = 0.0, std: Scalar = 1.0, *, result: list[Type
     return _normal(mean, std, result[0])
 
 
-@lower("normal.Tensor_float")
+@lower("normal.Tensor_float", meta=meta.contiguous("normal.Tensor_float"))
 def normal_mean(mean: Value, std: Scalar = 1.0, *, result: list[Type]) -> Value:
     _check("normal.Tensor_float", mean.dtype, std)
     return _normal(mean, std, result[0])
 
 
-@lower("normal.float_Tensor", "normal.Tensor_Tensor")
+@lower("normal.float_Tensor", meta=meta.contiguous("normal.float_Tensor"))
+@lower("normal.Tensor_Tensor", meta=meta.contiguous("normal.Tensor_Tensor"))
 def normal_std(mean: Scalar, std: Value, *, result: list[Type]) -> Value:
     return _normal(mean, std, result[0])
 
@@ -263,7 +265,11 @@ def _masked(x: Value, mask: Value, scale: Scalar, dtype: torch.dtype) -> Value:
     return hlo.convert(x, dtype) * hlo.convert(mask, dtype) * as_value(scale, dtype, x.shape)
 
 
-@lower("native_dropout_backward")
+def _product_meta(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    return grad * mask * scale  # as the CPU computes it, which decides the layout
+
+
+@lower("native_dropout_backward", meta=_product_meta)
 def native_dropout_backward(grad: Value, mask: Value, scale: Scalar, *, result: list[Type]) -> Value:
     return hlo.convert(_masked(grad, mask, scale, compute_dtype(result[0].dtype)), result[0].dtype)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import compute_dtype
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.taps import Row, as_rows, resample, scatter_sum, transposed
@@ -179,11 +180,11 @@ RESIZES = {
 def _register(name: str, resize: Resize) -> None:
     static = ("scales", "scales_d", "scales_h", "scales_w")
 
-    @lower(name, static=static)
+    @lower(name, static=static, meta=meta.without_rows(name))
     def forward(x: Value, size: Any, *rest: Any, result: list[Type]) -> Value:
         return resize.forward(x, result[0].shape[2:], rest)
 
-    @lower(f"{name}.vec", static=static)
+    @lower(f"{name}.vec", static=static, meta=meta.without_rows(f"{name}.vec"))
     def forward_by_factors(x: Value, size: Any, *rest: Any, result: list[Type]) -> Value:
         factors = rest[-1] or [None] * resize.rank
         return resize.forward(x, result[0].shape[2:], [*rest[:-1], *factors])

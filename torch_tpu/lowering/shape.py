@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_map_only
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scatter import place_at, widened
@@ -145,13 +147,15 @@ def _pad_dim(x: Value, dim: int, low: int, high: int) -> Value:
 def _register_border(name: str, strips: Callable[..., Any], transposed: Callable[..., list[Value]]) -> None:
     """The padding operators ``<name>1d..3d`` and their gradients. Negative amounts crop."""
 
-    @lower(*(f"{name}{k}d" for k in (1, 2, 3)))
     def pad(x: Value, padding: list[int]) -> Value:
         for dim, (lo, hi) in enumerate(_amounts(padding, x.ndim)):
             low, high = strips(x, dim, lo, hi)
             middle = hlo.slice_dim(x, dim, max(-lo, 0), x.shape[dim] - max(-hi, 0))
             x = hlo.concatenate([v for v in (low, middle, high) if v is not None], dim)
         return x
+
+    for k in (1, 2, 3):
+        lower(f"{name}{k}d", meta=meta.in_format_of_input(f"{name}{k}d"))(pad)
 
     @lower(*(f"{name}{k}d_backward" for k in (1, 2, 3)))
     def pad_backward(grad: Value, x: Value, padding: list[int]) -> Value:
@@ -170,6 +174,19 @@ def _register_border(name: str, strips: Callable[..., Any], transposed: Callable
 
 _register_border("reflection_pad", _reflect, _reflect_transposed)
 _register_border("replication_pad", _replicate, _replicate_transposed)
+
+
+def _shuffled_meta(x: torch.Tensor, groups: int) -> torch.Tensor:
+    torch._check(x.ndim > 2, lambda: f"channel_shuffle expects input with > 2 dims, but got {x.ndim}")
+    torch._check(groups > 0 and x.shape[1] % groups == 0, lambda: "Number of channels must be divisible by groups.")
+    return torch.empty_like(x, memory_format=suggest_memory_format(x))
+
+
+@lower("channel_shuffle", "native_channel_shuffle", meta=_shuffled_meta)
+def channel_shuffle(x: Value, groups: int) -> Value:
+    """Channel ``(g, c)`` of ``groups`` equal groups becomes channel ``(c, g)``."""
+    split = hlo.reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    return hlo.reshape(hlo.transpose(split, (0, 2, 1, *range(3, split.ndim))), x.shape)
 
 
 # ---- views as values ------------------------------------------------------------------------------------------------
@@ -198,6 +215,16 @@ for _view, _overload in {
     "view_as_complex": "default",
 }.items():
     _register_copy(_view, _overload)
+
+
+def _viewed_meta(x: torch.Tensor, size: list[int]) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta").view(size)
+
+
+@lower("view_copy", meta=_viewed_meta)
+def view_copy(x: Value, size: list[int], *, result: list[Type]) -> Value:
+    """Of any strides: there is no view where none can be."""
+    return hlo.reshape(x, result[0].shape)
 
 
 @lower("_conj_copy")

@@ -41,6 +41,11 @@ def tracer() -> Tracer:
     return _local.stack[-1]
 
 
+def is_tracing() -> bool:
+    """Whether a trace is running on this thread."""
+    return bool(getattr(_local, "stack", None))
+
+
 class ScalarOperand:
     """A run-time number: a Scalar or float argument whose value is not part of the program."""
 
@@ -172,6 +177,10 @@ class Tracer:
         if value.shape != tuple(t.shape) or value.dtype != t.dtype:
             raise LoweringError(f"expected {Type(tuple(t.shape), t.dtype)}, the rule gave {value.type}")
         self._store(self.cell(t), t, _lazy_bits(t, value))
+
+    def forget(self, t: torch.Tensor) -> None:
+        """Leaves nothing in the storage of ``t``, which got another size."""
+        self._cells[t.untyped_storage()._cdata] = TraceCell()
 
     def bind_lazy(self, t: torch.Tensor, load: Callable[[], Value]) -> None:
         """As :meth:`bind`, with a value that is only computed when somebody reads it."""
@@ -367,20 +376,34 @@ def _described(info: OpInfo, rule: Rule, args: Any, kwargs: dict[str, Any]) -> A
     """The results without their values: from PyTorch's meta kernel, or the rule's own."""
     targets = [kwargs[a.name] for a in info.op._schema.arguments if a.is_out]
     if not targets or not all(isinstance(t, torch.Tensor) for t in targets):
-        made = (rule.meta or info.op)(*args, **kwargs)
+        if rule.meta is not None and not any(r.alias_info for r in info.op._schema.returns):
+            return rule.meta(*args, **kwargs)
+        made = info.op(*args, **kwargs)
         return _laid_out(made, args) if rule.promote is not None and not info.written else made
     layouts = [(t.shape, t.stride()) for t in targets]
     if rule.meta is None:
         info.op(*args, **kwargs)
-    else:
-        made = rule.meta(*args, **{k: v for k, v in kwargs.items() if k not in info.out})
-        for target, t in zip(targets, made if isinstance(made, tuple) else (made,), strict=True):
-            if target.shape != t.shape:
-                target.resize_(t.shape)
-    for target, (shape, strides) in zip(targets, layouts, strict=True):
-        if target.shape == shape and target.stride() != strides:  # some of PyTorch's meta kernels lay it out anew
+    describe = rule.meta
+    if describe is None and any(t.shape != shape for t, (shape, _) in zip(targets, layouts, strict=True)):
+        describe = info.functional
+    fresh = targets
+    if describe is not None:
+        made = describe(*args, **{k: v for k, v in kwargs.items() if k not in info.out})
+        fresh = made if isinstance(made, tuple | list) else [made]
+    for target, (shape, strides), t in zip(targets, layouts, fresh, strict=True):
+        if t is not target and t.shape != shape:
+            _lay_out_anew(target, t)
+        elif target.shape == shape and target.stride() != strides:  # some of PyTorch's meta kernels lay it out anew
             target.as_strided_(shape, strides)
     return tuple(targets) if len(targets) > 1 else targets[0]
+
+
+def _lay_out_anew(target: torch.Tensor, like: torch.Tensor) -> None:
+    """Gives an ``out=`` tensor another size, with the layout of a fresh result, as C++'s structured kernels do."""
+    like = torch.empty_like(like) if 0 in like.stride() else like
+    target.resize_(like.untyped_storage().nbytes() // like.itemsize)
+    target.as_strided_(like.shape, like.stride())
+    tracer().forget(target)
 
 
 def _laid_out(made: Any, args: Any) -> Any:
