@@ -70,10 +70,6 @@ GAPS: list[Gap] = [
         "as_strided_scatter/*/edge",
         "norm.inf/*/edge",
     ),
-    *_gaps(
-        "open: variance of nothing with a negative correction",
-        *(f"{name}/float32/edge" for name in ("std", "std_mean", "var", "var_mean")),
-    ),
     *_gaps("open: a bool stays bool", "_foreach_pow/bool/forward"),
     *_gaps(
         "open: the fused kernel has no second gradient", "nn.functional.scaled_dot_product_attention/*/double_backward"

@@ -153,7 +153,7 @@ def test_variance_does_not_cancel() -> None:
 
 
 def test_variance_without_degrees_of_freedom() -> None:
-    for n, correction in ((1, 1), (3, 5), (0, 1)):
+    for n, correction in ((1, 1), (3, 5), (0, 1), (0, -1)):
         check(aten.var.correction, torch.randn(n), correction=correction)
 
 

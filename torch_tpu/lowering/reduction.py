@@ -122,10 +122,11 @@ def squared(x: Value) -> Value:
 
 
 def moments(x: Value, dims: Sequence[int], correction: float = 0) -> tuple[Value, Value]:
-    """(variance, mean) over ``dims`` with sizes of one kept: two passes, so that no digits cancel."""
+    """(variance, mean) over ``dims`` with sizes of one kept: two passes, so that no digits cancel. NaN of nothing."""
     mean = average(x, dims, keepdim=True)
     deviation = squared(x - spread(mean, x))
-    return hlo.divide(total(deviation, dims, keepdim=True), max(count(x, dims) - correction, 0)), mean
+    n = count(x, dims)
+    return hlo.divide(total(deviation, dims, keepdim=True), max(n - correction, 0) if n else 0), mean
 
 
 def _shaped(y: Value, result: Type) -> Value:
