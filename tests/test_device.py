@@ -36,6 +36,12 @@ def test_the_accelerator_interface_names_the_same_device() -> None:
         assert torch.accelerator.current_device_index() == 0
 
 
+def test_the_accelerator_interface_lists_dtypes() -> None:
+    dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert {torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64} <= dtypes
+    assert not {torch.complex32, torch.qint8} & dtypes
+
+
 def test_the_name_says_what_the_device_is() -> None:
     name = torch.tpu.get_device_name()
     assert "TPU" in name and "emulated" in name

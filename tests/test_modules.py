@@ -37,3 +37,9 @@ def test_weight_norm_trains() -> None:
         on_tpu(x.tpu()).square().sum().backward()
     for a, b in zip(on_tpu.parameters(), linear.parameters(), strict=True):
         torch.testing.assert_close(a.grad.cpu(), b.grad)
+
+
+def test_a_lazy_module_moves_before_it_knows_its_shapes() -> None:
+    layer = torch.nn.LazyLinear(3).tpu()
+    assert layer(torch.ones(2, 4, device="tpu")).shape == (2, 3)
+    assert layer.weight.device.type == "tpu"

@@ -52,6 +52,7 @@ def _register() -> None:
         meta_overrides,
         nested_overrides,
         platform,
+        sharing_overrides,
         shutdown,
         tpu,
     )
@@ -60,11 +61,13 @@ def _register() -> None:
     torch._register_device_module("tpu", tpu)
     torch.backends.tpu = sys.modules["torch.backends.tpu"] = backends  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.tpu)  # as it has Tensor.cuda
     _C._set_platform_resolver(platform.resolve, platform.device_count)
     _C._register_kernels()
     dlpack_overrides.install()
     autocast_overrides.install()
     nested_overrides.install()
+    sharing_overrides.install()
     meta_overrides.install()
     tpu._apply_environment()
     atexit.register(shutdown.run)

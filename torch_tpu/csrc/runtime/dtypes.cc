@@ -40,6 +40,8 @@ std::array<PJRT_Buffer_Type, 128> make_forward() {
 const std::array<PJRT_Buffer_Type, 128> kForward = make_forward();
 }  // namespace
 
+bool has_pjrt_type(ScalarType dtype) { return kForward[static_cast<size_t>(dtype)] != PJRT_Buffer_Type_INVALID; }
+
 pjrt::DType to_pjrt(ScalarType dtype) {
   const auto type = kForward[static_cast<size_t>(dtype)];
   TORCH_CHECK_TYPE(type != PJRT_Buffer_Type_INVALID, "tpu tensors cannot have dtype ", dtype, ".");

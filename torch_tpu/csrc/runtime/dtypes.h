@@ -9,6 +9,7 @@ namespace torch_tpu {
 
 // Throws TypeError for a dtype that has no PJRT element type (complex32, quantised and bits types).
 pjrt::DType to_pjrt(c10::ScalarType dtype);
+bool has_pjrt_type(c10::ScalarType dtype);
 c10::ScalarType to_torch(pjrt::DType dtype);
 
 // _(C++ type, ScalarType name) for the dtypes that a number can have on the host.

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <memory>
 
+#include "runtime/dtypes.h"
 #include "runtime/runtime.h"
 
 namespace torch_tpu {
@@ -73,6 +74,18 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
   }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(Runtime::device_count()); }
+
+#if __has_include(<c10/core/DeviceCapability.h>)  // torch 2.12 and newer
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
+    c10::DeviceCapability capability;
+    capability.capability_data.capability_bits = 0;
+#define SET_BIT(_, name) \
+  capability.capability_data.capability_bits |= static_cast<uint64_t>(has_pjrt_type(c10::ScalarType::name)) << c10::kIndex_##name;
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(SET_BIT)
+#undef SET_BIT
+    return capability;
+  }
+#endif
 
   c10::Stream getStream(c10::Device device) const override { return getDefaultStream(device); }
   c10::Stream getDefaultStream(c10::Device device) const override {
