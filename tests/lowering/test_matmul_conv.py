@@ -192,3 +192,12 @@ def test_convolution_forms() -> None:
     check(aten.conv2d.padding, r(2, 3, 5, 5), r(4, 3, 3, 3), None, [1, 1], "same", rtol=1e-4, atol=1e-4)
     x = r(2, 3, 5, 5).to(memory_format=torch.channels_last)
     check(aten.conv2d.default, x, r(4, 3, 3, 3), r(4), rtol=1e-4, atol=1e-4, strides=False)
+
+
+def test_gradient_of_bias_is_summed_in_parts() -> None:
+    """Added one by one, 16000 complex numbers lose two digits."""
+    grad = torch.randn(2, 2, 80, 100, dtype=torch.complex64) + 1
+    x, w = torch.randn(2, 1, 80, 100, dtype=torch.complex64), torch.randn(2, 1, 1, 1, dtype=torch.complex64)
+    geometry = ([2], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, False, True])
+    got = run(aten.convolution_backward.default, grad, x, w, *geometry)[0][2]
+    torch.testing.assert_close(got, grad.to(torch.complex128).sum((0, 2, 3)).to(grad.dtype), rtol=4e-7, atol=0)

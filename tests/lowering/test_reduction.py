@@ -148,7 +148,8 @@ def test_variance(op: torch._ops.OpOverload, dtype: torch.dtype) -> None:
 
 
 def test_variance_does_not_cancel() -> None:
-    # A mean rounded to half an ulp of 1e4 moves a variance of 1e-4 by up to 2e-3 of itself; cancellation would lose all digits.
+    # A mean rounded to half an ulp of 1e4 moves a variance of 1e-4 by up to 2e-3 of itself; cancellation would lose all
+    # digits.
     check(aten.var.correction, torch.randn(1000) * 1e-2 + 1e4, correction=1, rtol=2e-3, atol=0)
 
 
@@ -170,6 +171,19 @@ def test_vector_norm(p: float, dtype: torch.dtype) -> None:
 def test_norm_of_half_does_not_overflow() -> None:
     check(aten.linalg_vector_norm.default, torch.full((5,), 300.0).half(), 2)
     check(aten.linalg_vector_norm.default, torch.full((500,), 300.0).half(), 2, dtype=torch.float32)
+
+
+def test_variance_of_nothing() -> None:
+    check(aten.var.correction, torch.ones(0), correction=-2)
+    check(aten.std_mean.correction, torch.ones(2, 0), [1], correction=-2)
+
+
+def test_complex_magnitudes_are_rounded_once() -> None:
+    """The backward pass of a maximum norm compares them with the norm, made by another program in another dtype."""
+    x = torch.randn(1000, dtype=torch.complex64)
+    x[:3] = torch.tensor([complex(math.inf, math.nan), complex(0, 0), complex(1e-30, -1e30)])
+    check(aten.abs.default, x, rtol=0, atol=0)
+    check(aten.linalg_vector_norm.default, x[1:], math.inf, rtol=0, atol=0)
 
 
 def test_foreach_norm() -> None:

@@ -43,6 +43,20 @@ def as_value(x: Scalar, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
     return hlo.constant(x, dtype, tuple(shape))
 
 
+def magnitude(x: Value) -> Value:
+    """``|x|``. XLA's of complex64 is off by a digit, and differently in every program; on CPU it is rounded once.
+
+    The backward passes of maximum norms look for the elements whose magnitude is the norm: one that misses it by a
+    rounding gets no gradient.
+    """
+    if x.dtype != torch.complex64 or not for_cpu():
+        return hlo.abs_(x)
+    re, im = (hlo.convert(v, torch.float64) for v in (hlo.real(x), hlo.imag(x)))
+    size = hlo.convert(hlo.sqrt(re * re + im * im), torch.float32)
+    either = [hlo.compare(hlo.abs_(v), float("inf"), "EQ") for v in (hlo.real(x), hlo.imag(x))]
+    return hlo.select(hlo.or_(*either), hlo.full_like(size, float("inf")), size)  # whatever the other part is
+
+
 def canonical_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Sorted non-negative dimensions; None or empty means all."""
     if dims is None:
@@ -77,5 +91,6 @@ __all__ = [
     "compute_dtype",
     "highest",
     "lowest",
+    "magnitude",
     "tracer",
 ]

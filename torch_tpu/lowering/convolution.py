@@ -16,6 +16,7 @@ import torch
 from torch_tpu.lowering import depthwise, meta
 from torch_tpu.lowering.common import compute_dtype, for_cpu
 from torch_tpu.lowering.precision import convolve, product, served
+from torch_tpu.lowering.reduction import total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -171,8 +172,7 @@ def convolution_backward(
         grads[1] = hlo.full_like(w, 0) if empty else kernel_gradient(*pair, g, w.shape[2:], w.dtype)
     if mask[2]:
         wide = hlo.convert(grad, compute_dtype(grad.dtype))
-        total = hlo.reduce_one(wide, 0, [i for i in range(grad.ndim) if i != 1], hlo.add)
-        grads[2] = hlo.convert(total, grad.dtype)
+        grads[2] = hlo.convert(total(wide, [i for i in range(grad.ndim) if i != 1]), grad.dtype)
     return grads
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from torch_tpu.lowering import meta
-from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, magnitude
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -69,7 +69,7 @@ def polynomial(x: Value, coefficients: tuple[float, ...] | list[float]) -> Value
 
 # ---- unary ----------------------------------------------------------------------------------------------------------
 def absolute(x: Value) -> Value:
-    return x if is_unsigned(x) else hlo.abs_(x)
+    return x if is_unsigned(x) else magnitude(x)
 
 
 def sign(x: Value) -> Value:
@@ -84,7 +84,7 @@ def sgn(x: Value) -> Value:
     """``z / |z|``, 0 at 0; :func:`sign` for real numbers."""
     if not x.dtype.is_complex:
         return sign(x)
-    size = hlo.abs_(x)
+    size = magnitude(x)
     return hlo.select(equals(size, 0.0), hlo.full_like(x, 0), hlo.divide(x, hlo.convert(size, x.dtype)))
 
 

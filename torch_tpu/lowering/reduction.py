@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_tpu.lowering.common import Number, Scalar, as_value, canonical_dims, compute_dtype, for_cpu, highest, lowest
+from torch_tpu.lowering.common import (
+    Number,
+    Scalar,
+    as_value,
+    canonical_dims,
+    compute_dtype,
+    for_cpu,
+    highest,
+    lowest,
+    magnitude,
+)  # fmt: skip
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -276,7 +286,7 @@ def vector_norm(x: Value, ord: float = 2, dim: Dims = None, keepdim: bool = Fals
         x = hlo.convert(x, torch.complex128 if dtype == torch.float64 else torch.complex64)
     else:
         x = hlo.convert(x, dtype)
-    return _shaped(p_norm(hlo.abs_(x), ord, canonical_dims(dim, x.ndim)), result[0])
+    return _shaped(p_norm(magnitude(x), ord, canonical_dims(dim, x.ndim)), result[0])
 
 
 @lower("_foreach_norm.Scalar", static=("ord",))
