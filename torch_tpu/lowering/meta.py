@@ -119,6 +119,23 @@ def linalg_lstsq(
     )
 
 
+def wide_product(x: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype, **_: Any) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
+
+
+def fft_r2c(x: Tensor, dims: list[int], normalization: int, onesided: bool) -> Tensor:
+    sizes = list(x.shape)
+    if onesided:
+        sizes[dims[-1]] = sizes[dims[-1]] // 2 + 1
+    return x.new_empty(sizes, dtype=x.dtype.to_complex())
+
+
+def fft_c2r(x: Tensor, dims: list[int], normalization: int, size: int) -> Tensor:
+    sizes = list(x.shape)
+    sizes[dims[-1]] = size
+    return x.new_empty(sizes, dtype=x.dtype.to_real())
+
+
 def thnn_fused_lstm_cell(
     input_gates: Tensor,
     hidden_gates: Tensor,
@@ -148,6 +165,12 @@ def thnn_fused_gru_cell_backward(
     gates = [workspace.new_empty((n, 3 * hidden)) for _ in range(2)]
     biases = [workspace.new_empty((3 * hidden,)) if has_bias else None for _ in range(2)]
     return gates[0], gates[1], torch.empty_like(grad, memory_format=torch.contiguous_format), biases[0], biases[1]
+
+
+def fused_attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    return tuple(None if t is None else torch.empty_like(t) for t in (query, key, value, bias))  # type: ignore[return-value]
 
 
 def _quantised_and_mask(x: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -207,17 +230,26 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_fused_adamw_.tensor_lr": _nothing,
     "_fused_adagrad_": _nothing,
     "_fused_adagrad_.tensor_lr": _nothing,
+    # PyTorch has these from 2.13 on.
+    "_scaled_dot_product_fused_attention_overrideable_backward": fused_attention_backward,
+    "_standard_gamma": _like(0),
+    "_transformer_encoder_layer_fwd": lambda x, *_: torch.empty_like(x),
 }
 
 # PyTorch's own fail on arguments that it passes itself.
 _REPLACED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": thnn_fused_lstm_cell,  # "'NoneType' object has no attribute 'device'" without biases
 }
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+if _TORCH < (2, 13):  # take the dtype for beta
+    _REPLACED |= {"addmm.dtype": wide_product, "baddbmm.dtype": wide_product}
+if _TORCH < (2, 12):  # strides by which elements overlap, for some orders of the dimensions
+    _REPLACED |= {"_fft_c2c": _like(0), "_fft_r2c": fft_r2c, "_fft_c2r": fft_c2r}
 
 
 def _register() -> None:
     for name, kernel in _REPLACED.items():
-        _library.impl(name, kernel)
+        _library.impl(name, kernel, allow_override=True)  # the default from torch 2.13 on only
     for name, kernel in _KERNELS.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
             _library.impl(name, kernel)
