@@ -169,6 +169,14 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+def test_an_entry_keeps_what_its_program_checks(folder: Path) -> None:
+    for _ in range(2):  # compiled, then loaded
+        torch._assert_async(torch.zeros(1, device="tpu"), "only ones")
+        with pytest.raises(RuntimeError, match="^only ones in aten::_assert_async.msg"):
+            torch.tpu.synchronize()
+        _C._clear_table()
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_dropped_with_a_warning_and_compiled_again(folder: Path, damage: str) -> None:
     forget()

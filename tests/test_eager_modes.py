@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -29,7 +30,7 @@ def index(*values: int) -> torch.Tensor:
     return torch.tensor(values, device="tpu")
 
 
-# The operator's name in the message, and a call with an index that is out of range.
+# The operator's name in the message, and a call with an index that is out of range. The exception is the CPU's.
 BAD_INDICES = {
     "aten::index.Tensor": lambda: table()[index(1, 9)],
     "aten::index_put": lambda: table().index_put_((index(9),), torch.ones(3, device="tpu")),
@@ -46,18 +47,62 @@ BAD_INDICES = {
 }
 
 
+ERRORS = dict.fromkeys(("aten::gather", "aten::scatter", "aten::scatter_add", "aten::index_add"), RuntimeError)
+
+
 @pytest.mark.parametrize("op", BAD_INDICES)
 def test_a_bad_index_is_raised_at_the_next_synchronisation_with_the_operators_name(op: str) -> None:
     BAD_INDICES[op]()
-    with pytest.raises(IndexError, match=rf"index out of range in {op}.*Debug mode"):
+    with pytest.raises(ERRORS.get(op, IndexError), match=rf"(index out of range|out of bounds) in {op}.*Debug mode"):
         torch.tpu.synchronize()
     torch.tpu.synchronize()
 
 
 @pytest.mark.parametrize("op", BAD_INDICES)
 def test_a_bad_index_is_raised_at_its_line_in_debug_mode(op: str) -> None:
-    with torch.tpu.set_eager_mode(DEBUG), pytest.raises(IndexError, match=f"index out of range in {op}"):
+    with (
+        torch.tpu.set_eager_mode(DEBUG),
+        pytest.raises(ERRORS.get(op, IndexError), match=f"(index out of range|out of bounds) in {op}"),
+    ):
         BAD_INDICES[op]()
+    torch.tpu.synchronize()
+
+
+# What the CPU raises at the line; the device's text begins with the CPU's.
+BAD_VALUES = {
+    "multinomial with a negative weight": lambda d: torch.multinomial(torch.tensor([1.0, -1.0], device=d), 1),
+    "multinomial without weight": lambda d: torch.multinomial(torch.zeros(2, device=d), 1),
+    "bernoulli": lambda d: torch.bernoulli(torch.tensor([0.5, 1.5], device=d)),
+    "bernoulli_": lambda d: torch.zeros(2, device=d).bernoulli_(torch.tensor([0.5, float("nan")], device=d)),
+    "normal": lambda d: torch.normal(0.0, torch.tensor([1.0, -1.0], device=d)),
+    "poisson": lambda d: torch.poisson(torch.tensor([-1.0], device=d)),
+    "binary_cross_entropy": lambda d: F.binary_cross_entropy(torch.tensor([2.0], device=d), torch.ones(1, device=d)),
+    "multi_margin_loss": lambda d: F.multi_margin_loss(torch.ones(1, 3, device=d), torch.tensor([3], device=d)),
+    "masked_scatter": lambda d: torch.ones(2, device=d).masked_scatter(
+        torch.ones(2, dtype=torch.bool, device=d), torch.ones(1, device=d)
+    ),
+    "_assert_async": lambda d: torch._assert_async(torch.tensor(0.0, device=d)),
+    "_assert_async with a text": lambda d: torch._assert_async(torch.tensor(False, device=d), "no more tokens"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_a_bad_value_is_raised_at_the_next_synchronisation_with_the_cpus_text(name: str) -> None:
+    with pytest.raises(RuntimeError) as cpu:
+        BAD_VALUES[name]("cpu")
+    text = re.escape(str(cpu.value).partition(".  (Could")[0])
+    BAD_VALUES[name]("tpu")
+    with pytest.raises(RuntimeError, match=rf"^{text} in aten::.*Debug mode"):
+        torch.tpu.synchronize()
+    torch.tpu.synchronize()
+    with torch.tpu.set_eager_mode(DEBUG), pytest.raises(RuntimeError, match=f"^{text}"):
+        BAD_VALUES[name]("tpu")
+
+
+def test_good_values_raise_nothing() -> None:
+    torch._assert_async(torch.tensor(True, device="tpu"), "never")
+    F.binary_cross_entropy(torch.tensor([0.0, 1.0], device="tpu"), torch.tensor([1.0, 0.0], device="tpu"))
+    torch.bernoulli(torch.tensor([0.0, 1.0], device="tpu"))
     torch.tpu.synchronize()
 
 
@@ -83,7 +128,7 @@ def test_no_read_gets_past_a_bad_index(read) -> None:
 def test_the_first_of_several_bad_indices_is_named_and_later_work_is_sound() -> None:
     table().gather(0, index(4, 0, 0).view(1, 3))
     table()[index(4)]
-    with pytest.raises(IndexError, match="aten::gather"):
+    with pytest.raises(RuntimeError, match="aten::gather"):
         torch.tpu.synchronize()
     assert table()[index(3, 0)].tolist() == [[9, 10, 11], [0, 1, 2]]
     table()[index(4)]

@@ -12,7 +12,9 @@ def test_padded_sequences_pack_with_lengths_on_the_cpu() -> None:
     x = torch.randn(3, 4, 5)
     for lengths, in_order in (([4, 3, 2], True), ([2, 4, 3], False)):
         want = nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=in_order)
-        got = nn.utils.rnn.pack_padded_sequence(x.tpu(), torch.tensor(lengths), batch_first=True, enforce_sorted=in_order)
+        got = nn.utils.rnn.pack_padded_sequence(
+            x.tpu(), torch.tensor(lengths), batch_first=True, enforce_sorted=in_order
+        )
         torch.testing.assert_close(got.data.cpu(), want.data)
         torch.testing.assert_close(got.batch_sizes, want.batch_sizes)
         padded, _ = nn.utils.rnn.pad_packed_sequence(got, batch_first=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import time
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from tests.support import matmul_precision

@@ -61,7 +61,8 @@ def _register() -> None:
     torch._register_device_module("tpu", tpu)
     torch.backends.tpu = sys.modules["torch.backends.tpu"] = backends  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.tpu)  # as it has Tensor.cuda
+    lazy = vars(torch.nn.parameter)["UninitializedTensorMixin"]
+    lazy._allowed_methods.append(vars(torch.Tensor)["tpu"])  # as it has Tensor.cuda
     _C._set_platform_resolver(platform.resolve, platform.device_count)
     _C._register_kernels()
     dlpack_overrides.install()

@@ -168,7 +168,8 @@ def synchronize(device: _Device = None) -> None:
     """Waits for all work of the device.
 
     Raises:
-        IndexError: An operator met an out-of-range index since the last synchronisation.
+        IndexError, RuntimeError: An operator met an index out of range, or a value that it refuses, since the last
+            synchronisation.
     """
     _C._synchronize(_known(device))
 

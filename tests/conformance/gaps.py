@@ -40,13 +40,6 @@ GAPS: list[Gap] = [
         "masked_select/any/errors",
         "take/any/errors",
     ),
-    *_gaps(
-        "what the device finds wrong in the data is an IndexError for every operator",
-        "gather/any/errors",
-        "multinomial/any/errors",
-        "scatter/any/errors",
-        "scatter_add/any/errors",
-    ),
     *_gaps("the CPU forgets to broadcast a 0-d operand where there is nothing to multiply", "addmv/*/edge"),
     *_gaps(
         "the CPU returns its empty input as it is",

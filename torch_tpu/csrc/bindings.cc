@@ -64,7 +64,8 @@ std::shared_ptr<Program> make_program(Executable& executable, const std::string&
                                       const std::vector<std::tuple<std::string, int32_t, int>>& operands,
                                       const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
                                       const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
-                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks, bool uses_precision, bool brief) {
+                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks, bool uses_precision, bool brief,
+                                      const std::vector<std::pair<std::string, std::string>>& faults) {
   auto program = std::make_shared<Program>();
   program->name = name;
   program->executable = std::move(executable.executable);
@@ -74,7 +75,6 @@ std::shared_ptr<Program> make_program(Executable& executable, const std::string&
   for (const auto& [slot, dtype, dims] : outputs) {
     program->outputs.push_back({slot, array_type(dtype, dims)});
     if (slot == kFresh) program->fresh_bytes += program->outputs.back().type->bytes;
-    if (slot == kIndexFlag) program->index_code = Runtime::index_code(name);
   }
   for (auto item : results) program->results.push_back(make_result(item));
   for (const auto& [position, sizes, strides] : resizes) program->resizes.push_back({position, sizes, strides});
@@ -88,6 +88,9 @@ std::shared_ptr<Program> make_program(Executable& executable, const std::string&
   program->rng_blocks = rng_blocks;
   program->uses_precision = uses_precision;
   program->brief = brief;
+  std::vector<Fault> checks;
+  for (const auto& [error, text] : faults) checks.push_back({error, text});
+  if (!checks.empty()) program->fault_code = Runtime::fault_code(name, checks);
   return program;
 }
 

@@ -89,7 +89,8 @@ def _norm(rows: Value, p: float) -> Value:
 
 @lower("one_hot")
 def one_hot(index: Value, num_classes: int = -1) -> Value:
-    tracer().check_index(hlo.or_(index < 0, index >= num_classes))
+    tracer().check(index < 0, "Class values must be non-negative.")
+    tracer().check(index >= num_classes, "Class values must be smaller than num_classes.")
     shape = (*index.shape, num_classes)
     classes = hlo.iota(shape, index.ndim, index.dtype)
     chosen = hlo.broadcast_in_dim(index, shape, range(index.ndim))
@@ -111,7 +112,7 @@ def _embedding_bag(
     """(bags, the bag of each entry, entries per bag without padding, for ``max`` the winning index of each number)."""
     count, rows = indices.numel, weight.shape[0]
     bags = offsets.shape[0] - int(include_last_offset)
-    positions = checked(indices, rows)
+    positions = checked(indices, rows, error=RuntimeError)
     bag = _bag_of(offsets, count, bags)
     used = hlo.select(hlo.compare(positions, padding_idx % rows, "EQ"), bags, bag) if padding_idx >= 0 else bag
     entries = read_at(weight, [0], [positions], 0)
@@ -176,7 +177,7 @@ def embedding_bag_dense_backward(
     wide = hlo.convert(grad, compute_dtype(grad.dtype))
     if mode == MAX:
         columns = hlo.iota((bags, width), 1, torch.int32)
-        positions = checked(maximum_indices, num_weights, drop=True, check=False)
+        positions = checked(maximum_indices, num_weights, drop=True, error=None)
         empty = _per_row(hlo.slice_(bag_size, [0], [bags]), hlo.constant(0, torch.int32, grad.shape)) <= 0
         positions = hlo.select(empty, num_weights, positions)
         blank = hlo.constant(0, wide.dtype, (num_weights, width))
@@ -184,9 +185,9 @@ def embedding_bag_dense_backward(
     positions = _without(checked(indices, num_weights, drop=True), padding_idx, num_weights)
     if bags == 0 or indices.numel == 0:
         return hlo.constant(0, grad.dtype, (num_weights, width))
-    entries = read_at(wide, [0], [checked(offset2bag, bags, check=False)], 0)
+    entries = read_at(wide, [0], [checked(offset2bag, bags, error=None)], 0)
     if mode == MEAN:
-        sizes = read_at(bag_size, [0], [checked(offset2bag, bags, check=False)], 0)
+        sizes = read_at(bag_size, [0], [checked(offset2bag, bags, error=None)], 0)
         entries = hlo.divide(entries, _per_row(hlo.maximum(sizes, 1), entries))
     if per_sample_weights is not None:
         entries = entries * _per_row(per_sample_weights, entries)
@@ -223,7 +224,7 @@ def embedding_bag_per_sample_weights_backward(
     dtype = compute_dtype(grad.dtype)
     positions = checked(indices, weight.shape[0])
     rows = hlo.convert(read_at(weight, [0], [positions], 0), dtype)
-    bags = hlo.convert(read_at(grad, [0], [checked(offset2bag, grad.shape[0], check=False)], 0), dtype)
+    bags = hlo.convert(read_at(grad, [0], [checked(offset2bag, grad.shape[0], error=None)], 0), dtype)
     product = hlo.reduce_one(rows * bags, 0, [1], hlo.add)
     if padding_idx >= 0:
         product = hlo.select(hlo.compare(positions, padding_idx, "EQ"), 0, product)

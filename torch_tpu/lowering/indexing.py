@@ -13,17 +13,20 @@ from torch_tpu.lowering.view import contiguous_strides, index_dtype
 from torch_tpu.stablehlo import Shape, Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
-
 # ---- positions ------------------------------------------------------------------------------------------------------
-def checked(index: Value, size: int, *, wrap: bool = False, drop: bool = False, check: bool = True) -> Value:
+Error = type[Exception] | None
+
+
+def checked(index: Value, size: int, *, wrap: bool = False, drop: bool = False, error: Error = IndexError) -> Value:
     """The positions that ``index`` names in a dimension of ``size``, as int32 where that reaches.
 
-    Entries outside ``[0, size)`` (``[-size, size)`` with ``wrap``) are reported at the next synchronisation. They are
-    clamped into range, or with ``drop`` moved to -1 and ``size``, which a StableHLO scatter leaves out.
+    Entries outside ``[0, size)`` (``[-size, size)`` with ``wrap``) raise ``error``, the CPU's exception for the
+    operator at hand, at the next synchronisation. They are clamped into range, or with ``drop`` moved to -1
+    and ``size``, which a StableHLO scatter leaves out.
     """
     low, beyond = -size if wrap else 0, int(drop)
-    if check and index.numel:
-        tracer().check_index(hlo.or_(index < low, index >= size))
+    if error is not None and index.numel:
+        tracer().check(hlo.or_(index < low, index >= size), "index out of range", error)
     index = hlo.clamp(low - beyond, index, max(size - 1, low) + beyond)
     index = hlo.convert(index, index_dtype(size))
     return hlo.select(index < 0, index + size, index) if wrap else index
@@ -119,12 +122,12 @@ def indexed_place(dims: Sequence[int]) -> int:
     return dims[0] if dims and dims[-1] - dims[0] == len(dims) - 1 else 0
 
 
-def _index(x: Value, indices: list[Value | None], check: bool) -> Value:
+def _index(x: Value, indices: list[Value | None], error: Error) -> Value:
     present = [(i, index) for i, index in enumerate(indices) if index is not None]
     if not present:
         return x
     dims = [i for i, _ in present]
-    given = [checked(index, x.shape[i], wrap=True, check=check) for i, index in present]
+    given = [checked(index, x.shape[i], wrap=True, error=error) for i, index in present]
     shape = hlo.broadcast_shapes(*(i.shape for i in given))
     return read_at(x, dims, [hlo.broadcast_to(i, shape) for i in given], indexed_place(dims))
 
@@ -132,12 +135,12 @@ def _index(x: Value, indices: list[Value | None], check: bool) -> Value:
 @lower("index.Tensor")
 def index(x: Value, indices: list[Value | None]) -> Value:
     """NumPy's advanced indexing with integer indices. The eager kernel turns masks into positions."""
-    return _index(x, indices, check=True)
+    return _index(x, indices, IndexError)
 
 
 @lower("_unsafe_index.Tensor")
 def unsafe_index(x: Value, indices: list[Value | None]) -> Value:
-    return _index(x, indices, check=False)
+    return _index(x, indices, None)
 
 
 @lower("index_select")
@@ -152,7 +155,7 @@ def index_select(x: Value, dim: int, index: Value) -> Value:
 def gather(x: Value, dim: int, index: Value) -> Value:
     flat, positions = at_least_1d(x), at_least_1d(index)
     dim %= flat.ndim
-    return hlo.reshape(read_along(flat, dim, checked(positions, flat.shape[dim])), index.shape)
+    return hlo.reshape(read_along(flat, dim, checked(positions, flat.shape[dim], error=RuntimeError)), index.shape)
 
 
 @lower("take")

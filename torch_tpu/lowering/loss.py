@@ -18,6 +18,29 @@ from torch_tpu.stablehlo import ops as hlo
 _NONE, _MEAN, _SUM = 0, 1, 2  # at::Reduction
 
 
+def _reduced(per_sample: Value, reduction: int, result: Type) -> Value:
+    if reduction == _MEAN:
+        per_sample = average(per_sample, [0])
+    elif reduction == _SUM:
+        per_sample = total(per_sample, [0])
+    return hlo.reshape(hlo.convert(per_sample, result.dtype), result.shape)
+
+
+@lower("binary_cross_entropy")
+def binary_cross_entropy(
+    x: Value, target: Value, weight: Value | None = None, reduction: int = _MEAN, *, result: list[Type]
+) -> Value:
+    """``-w (y log x + (1 - y) log(1 - x))``, logarithms not below -100."""
+    c = compute_dtype(x.dtype)
+    p, y = hlo.convert(x, c), hlo.convert(target, c)
+    tracer().check(~hlo.and_(p >= 0.0, p <= 1.0), "all elements of input should be between 0 and 1")
+    low = hlo.full_like(p, -100.0)
+    loss = (y - 1.0) * hlo.maximum(hlo.log_plus_one(-p), low) - y * hlo.maximum(hlo.log(p), low)
+    if weight is not None:
+        loss = loss * hlo.broadcast_to(hlo.convert(weight, c), loss.shape)
+    return _reduced(hlo.reshape(loss, (loss.numel,)), reduction, result[0])
+
+
 # ---- negative log-likelihood ----------------------------------------------------------------------------------------
 def _classes(x: Value) -> int:
     """The class dimension of [C], [N, C] or [N, C, H, W]."""
@@ -51,7 +74,7 @@ def _weights(x: Value, target: Value, weight: Value | None, ignore_index: int) -
     """
     c = _classes(x)
     used = hlo.compare(target, ignore_index, "NE")
-    tracer().check_index(used & _out_of_range(target, x.shape[c]))
+    tracer().check(used & _out_of_range(target, x.shape[c]), "Target is out of bounds", IndexError)
     one_class = [1 if i == c else n for i, n in enumerate(x.shape)]
     index = hlo.reshape(hlo.convert(target, torch.int32), one_class)
     used = hlo.reshape(used, one_class)
@@ -95,14 +118,6 @@ def nll_loss_backward(
 
 
 # ---- margin losses --------------------------------------------------------------------------------------------------
-def _reduced(per_sample: Value, reduction: int, result: Type) -> Value:
-    if reduction == _MEAN:
-        per_sample = average(per_sample, [0])
-    elif reduction == _SUM:
-        per_sample = total(per_sample, [0])
-    return hlo.reshape(hlo.convert(per_sample, result.dtype), result.shape)
-
-
 def _per_sample(grad: Value, n: int, c: int, reduction: int) -> Value:
     """The gradient of each entry of [n, c] before the loss: the mean over classes, and over samples if asked."""
     grad = hlo.divide(grad, c * n if reduction == _MEAN else c)
@@ -119,7 +134,7 @@ def _samples(v: Value, dtype: torch.dtype | None = None) -> Value:
 
 def _margins(x: Value, target: Value, margin: float, weight: Value | None) -> tuple[Value, Value, Value]:
     """(``margin - x[t] + x``, one-hot of t, weight[t]) of a [N, C] batch."""
-    tracer().check_index(_out_of_range(target, x.shape[1]))
+    tracer().check(_out_of_range(target, x.shape[1]), "target out of range")
     index = hlo.reshape(hlo.convert(target, torch.int32), (x.shape[0], 1))
     hot = _is_class(index, x.shape, 1)
     z = x - spread(_chosen(x, index, 1), x) + margin
@@ -163,7 +178,7 @@ def _label_margins(x: Value, target: Value) -> tuple[Value, Value, Value, Value]
     n, c = x.shape
     target = _samples(hlo.convert(target, torch.int32))
     ended = scan(hlo.compare(target, -1, "EQ"), 1, False, hlo.or_)
-    tracer().check_index(~ended & _out_of_range(target, c))
+    tracer().check(~ended & _out_of_range(target, c), "argument #2 'target' is out of range")
     cube = (n, target.shape[1], c)
     used = hlo.broadcast_in_dim(~ended, cube, [0, 1])
     index = hlo.expand_dims(target, [2])

@@ -304,7 +304,7 @@ def group_norm_backward(
     return _fit([dx, total(grad * y, [0, 3]), total(grad, [0, 3])], result)
 
 
-# ---- weight normalisation ---------------------------------------------------------------------------------------------
+# ---- weight normalisation -------------------------------------------------------------------------------------------
 @lower("_weight_norm_interface_backward")
 def weight_norm_backward(grad: Value, v: Value, g: Value, norms: Value, dim: int) -> tuple[Value, Value]:
     """Gradients of ``w = g v / |v|`` by v and g, norms over all dimensions but ``dim`` (Salimans and Kingma 2016)."""

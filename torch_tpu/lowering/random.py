@@ -179,6 +179,7 @@ def normal_mean(mean: Value, std: Scalar = 1.0, *, result: list[Type]) -> Value:
 @lower("normal.float_Tensor", meta=meta.contiguous("normal.float_Tensor"))
 @lower("normal.Tensor_Tensor", meta=meta.contiguous("normal.Tensor_Tensor"))
 def normal_std(mean: Scalar, std: Value, *, result: list[Type]) -> Value:
+    tracer().check(~(std >= 0.0), "normal expects all elements of std >= 0.0")
     return _normal(mean, std, result[0])
 
 
@@ -236,13 +237,20 @@ def bernoulli_number(x: Value, p: Scalar = 0.5) -> Value:
     return hlo.convert(flips(x.shape, p), x.dtype)
 
 
+def _check_probabilities(p: Value) -> None:
+    if p.dtype.is_floating_point:
+        tracer().check(~hlo.and_(p >= 0.0, p <= 1.0), "Expected p_in >= 0 && p_in <= 1 to be true, but got false")
+
+
 @lower("bernoulli.Tensor")
 def bernoulli_tensor(x: Value, p: Value) -> Value:
+    _check_probabilities(p)
     return hlo.convert(flips(x.shape, p, _probability_dtype(p.dtype)), x.dtype)
 
 
 @lower("bernoulli")
 def bernoulli(p: Value, *, result: list[Type]) -> Value:
+    _check_probabilities(p)
     return hlo.convert(flips(p.shape, p, _probability_dtype(p.dtype)), result[0].dtype)
 
 

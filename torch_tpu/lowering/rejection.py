@@ -74,6 +74,7 @@ def poisson(rate: Value, generator: Any = None) -> Value:
     """Below a rate of 10, arrivals are counted (Knuth); above, transformed rejection (PTRS, Hörmann 1993)."""
     c = compute_dtype(rate.dtype)
     lam = hlo.convert(rate, c)
+    tracer().check(~(lam >= 0.0), "invalid Poisson rate, expected rate to be non-negative")
     zero = hlo.full_like(lam, 0.0)
     sure = ~(lam > 0.0)  # nothing to draw for 0 and NaN
 
@@ -243,7 +244,8 @@ def _check_weights(p: Value) -> None:
     """Reports weights that are negative, infinite or NaN, and rows that sum to zero: they have no category to give."""
     total = hlo.reduce_one(p, 0.0, [p.ndim - 1], hlo.add)
     bad = hlo.reduce_one(~hlo.and_(p >= 0.0, hlo.is_finite(p)), False, [p.ndim - 1], hlo.or_)
-    tracer().check_index(hlo.or_(bad, ~(total > 0.0)))
+    tracer().check(bad, "probability tensor contains either `inf`, `nan` or element < 0")
+    tracer().check(~(total > 0.0), "invalid multinomial distribution (sum of probabilities <= 0)")
 
 
 _NAMES = {

@@ -9,6 +9,7 @@ import torch
 
 from torch_tpu.lowering.common import Number, Scalar, as_value, compute_dtype, highest, lowest, tracer
 from torch_tpu.lowering.indexing import (
+    Error,
     as_mask,
     at_least_1d,
     checked,
@@ -132,7 +133,7 @@ def _along(x: Value, dim: int, index: Value) -> tuple[Value, Value, Place]:
     """``x`` and ``index`` with at least one dimension, and where ``index`` points to."""
     flat, index = at_least_1d(x), at_least_1d(index)
     dim %= flat.ndim
-    return flat, index, place_along(dim, checked(index, flat.shape[dim], drop=True))
+    return flat, index, place_along(dim, checked(index, flat.shape[dim], drop=True, error=RuntimeError))
 
 
 @lower("scatter.src", "scatter.value")
@@ -164,11 +165,11 @@ def scatter_reduce(x: Value, dim: int, index: Value, source: Value, reduce: str,
 
 
 # ---- whole slices ---------------------------------------------------------------------------------------------------
-def _slices(x: Value, dim: int, index: Value) -> tuple[Value, int, Value, Place]:
+def _slices(x: Value, dim: int, index: Value, error: Error = IndexError) -> tuple[Value, int, Value, Place]:
     """``x`` with at least one dimension, ``dim``, the positions, and the slices that they name."""
     flat = at_least_1d(x)
     dim %= flat.ndim
-    positions = checked(at_least_1d(index), flat.shape[dim], drop=True)
+    positions = checked(at_least_1d(index), flat.shape[dim], drop=True, error=error)
     return flat, dim, positions, place_at([dim], [positions], dim)
 
 
@@ -178,7 +179,7 @@ def _source_slices(source: Value, flat: Value, dim: int, count: int) -> Value:
 
 @lower("index_add")
 def index_add(x: Value, dim: int, index: Value, source: Value, *, alpha: Scalar = 1) -> Value:
-    flat, dim, positions, place = _slices(x, dim, index)
+    flat, dim, positions, place = _slices(x, dim, index, RuntimeError)
     source = hlo.convert(_source_slices(source, flat, dim, positions.numel), compute_dtype(x.dtype))
     if not (isinstance(alpha, int) and alpha == 1):
         source = hlo.multiply(source, as_value(alpha, source.dtype, source.shape))
@@ -267,7 +268,7 @@ def _from_masks(masks: list[Value], length: int, exact: bool, alone: bool) -> li
             first = hlo.broadcast_in_dim(hlo.slice_(found, [0], [1]), found.shape, [0])
             found, fits = hlo.select(one, first, found), hlo.or_(fits, one)
         if exact or len(masks) > 1:
-            tracer().check_index(hlo.not_(fits))
+            tracer().check(hlo.not_(fits), "a mask has other than the expected number of true elements", IndexError)
         out.append(coordinates(hlo.select(used, found, mask.numel), mask.shape))
     return out
 
@@ -285,7 +286,7 @@ def _select_masked(x: Value, dim: int, mask: Value, values: Value, accumulate: b
     return hlo.select(mask, hlo.add(x, values) if accumulate else values, x)
 
 
-def _index_put(x: Value, indices: list[Value | None], values: Value, accumulate: bool, check: bool) -> Value:
+def _index_put(x: Value, indices: list[Value | None], values: Value, accumulate: bool, error: Error) -> Value:
     values = hlo.convert(values, x.dtype)
     named = _placed(x, [None if i is None else as_mask(i) for i in indices])
     if not named:
@@ -308,9 +309,9 @@ def _index_put(x: Value, indices: list[Value | None], values: Value, accumulate:
     given = []
     for dim, index in named:
         if index.dtype == torch.bool:
-            given += [checked(i, n, drop=True, check=False) for i, n in zip(next(found), index.shape, strict=True)]
+            given += [checked(i, n, drop=True, error=None) for i, n in zip(next(found), index.shape, strict=True)]
         else:
-            given.append(checked(index, x.shape[dim], wrap=True, drop=True, check=check))
+            given.append(checked(index, x.shape[dim], wrap=True, drop=True, error=error))
     place = widened(place_at(dims, [hlo.broadcast_to(i, shape) for i in given], at))
     rest = [n for i, n in enumerate(x.shape) if i not in dims]
     return place(x, hlo.broadcast_to(values, [*rest[:at], *shape, *rest[at:]]), hlo.add if accumulate else None)
@@ -319,19 +320,19 @@ def _index_put(x: Value, indices: list[Value | None], values: Value, accumulate:
 @lower("index_put")
 def index_put(x: Value, indices: list[Value | None], values: Value, accumulate: bool = False) -> Value:
     """``x[indices] = values`` (or ``+=``) with integer indices and masks; no size depends on the data."""
-    return _index_put(x, indices, values, accumulate, check=True)
+    return _index_put(x, indices, values, accumulate, IndexError)
 
 
 @lower("_unsafe_index_put")
 def unsafe_index_put(x: Value, indices: list[Value | None], values: Value, accumulate: bool = False) -> Value:
-    return _index_put(x, indices, values, accumulate, check=False)
+    return _index_put(x, indices, values, accumulate, error=None)
 
 
 @lower("_index_put_impl")
 def index_put_impl(
     x: Value, indices: list[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
 ) -> Value:
-    return _index_put(x, indices, values, accumulate, check=not unsafe)
+    return _index_put(x, indices, values, accumulate, None if unsafe else IndexError)
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
@@ -343,7 +344,8 @@ def masked_scatter(x: Value, mask: Value, source: Value) -> Value:
     if x.numel == 0:
         return x
     rank = _ordinal(mask)
-    tracer().check_index(hlo.compare(hlo.slice_(rank, [x.numel - 1], [x.numel]), source.numel, "GE"))
+    short = hlo.compare(hlo.slice_(rank, [x.numel - 1], [x.numel]), source.numel, "GE")
+    tracer().check(short, "Number of elements of source < number of ones in mask")
     if source.numel == 0:
         return x
     values = read_at(hlo.reshape(source, (source.numel,)), [0], [hlo.clamp(0, rank, source.numel - 1)], 0)

@@ -28,7 +28,7 @@ from torch_tpu.programs import options
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.program import Operand, Output, Plan, Result, TensorArgument
 
-_MAGIC = b"torch_tpu program 2\n"
+_MAGIC = b"torch_tpu program 3\n"
 _SUFFIX = ".program"
 _SWEEP_EVERY = 256  # stores between checks of the folder's size
 
@@ -135,6 +135,7 @@ def _pack(plan: Plan, executable: bytes) -> bytes:
             plan.rng_used,
             plan.uses_precision,
             plan.brief,
+            plan.faults,
             executable,
         )
     )
@@ -158,7 +159,9 @@ def _unpack(data: bytes) -> tuple[Plan, bytes]:
         output, position, same, dtype, sizes, strides, offset = r
         return Result(output, position, same, dtypes[dtype], sizes, strides, offset)
 
-    name, operands, outputs, results, resizes, donations, rng, precision, brief, executable = pickle.loads(data[size + 32 :])
+    name, operands, outputs, results, resizes, donations, rng, precision, brief, faults, executable = pickle.loads(
+        data[size + 32 :]
+    )
     plan = Plan(
         name,
         "",
@@ -170,6 +173,7 @@ def _unpack(data: bytes) -> tuple[Plan, bytes]:
         rng,
         precision,
         brief,
+        faults,
     )
     return plan, executable
 

@@ -169,4 +169,5 @@ def _program(plan: Plan, executable: Any) -> Any:
         plan.rng_used,
         plan.uses_precision,
         plan.brief,
+        plan.faults,
     )

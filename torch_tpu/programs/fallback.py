@@ -79,7 +79,7 @@ class _Host:
             if isinstance(original, torch.Tensor) and id(original) in self._copies:
                 copy = self._copies[id(original)][1]
                 if original.shape != copy.shape:
-                    original.resize_(copy.shape)
+                    original.resize_(copy.shape).as_strided_(copy.shape, copy.stride())
                 original.copy_(copy)
 
 

@@ -138,11 +138,11 @@ def _to_float8(x: Value, dtype: torch.dtype) -> Value:
     if dtype == torch.float8_e4m3fn:  # saturates, infinities too
         x = clamp(-448.0, x, 448.0)
     # XLA's CPU backend goes by way of float16 and rounds twice: what it is given is exact.
-    digits, exponent = _FLOAT8_FORMAT[dtype]
-    step = 2.0 ** (exponent - digits)
+    digits, smallest = _FLOAT8_FORMAT[dtype]
+    step = 2.0 ** (smallest - digits)
     fixed = round_nearest_even(x * (1 / step)) * step
     floating = reduce_precision(x, exponent_bits=8, mantissa_bits=digits)
-    exact = select(abs_(x) < 2.0**exponent, fixed, floating)
+    exact = select(abs_(x) < 2.0**smallest, fixed, floating)
     return current().op("convert", [exact], Type(x.shape, dtype))
 
 

@@ -114,6 +114,7 @@ class Plan:
     rng_used: int = 0
     uses_precision: bool = False
     brief: bool = False
+    faults: list[tuple[str, str]] = field(default_factory=list)  # what it checks: exception and text, by code
     largest_operand: int = 0  # elements
 
 
@@ -257,10 +258,12 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
         [result(t, a) for t in r] if isinstance(r, list | tuple) else result(r, a)
         for r, a in zip(outs, aliases, strict=True)
     ]
-    if trace.out_of_range is not None:
+    if trace.faults:
         flag = trace.operand("flag", 0, (), torch.int32)
         code = trace.operand("code", 0, (), torch.int32)
-        raised = hlo.select(trace.out_of_range, code, hlo.constant(0, torch.int32))
+        raised = hlo.constant(0, torch.int32)
+        for i, bad in reversed([*enumerate(trace.faults.values())]):
+            raised = hlo.select(bad, code + i if i else code, raised)
         values.append(hlo.select(hlo.compare(flag, 0, "NE"), flag, raised))
         outputs.append(Output(-2, values[-1].type))
     operands = [Operand(*key) for key in trace.operands]
@@ -279,6 +282,7 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
         trace.rng_used,
         trace.uses_precision,
         brief=function.largest <= BRIEF_ELEMENTS and not function.loops,
+        faults=list(trace.faults),
         largest_operand=max((v.numel for v in function.arguments), default=0),
     )
 

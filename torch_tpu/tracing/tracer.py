@@ -114,7 +114,7 @@ class Tracer:
         self.emulate_precision = emulate_precision
         self.operands: dict[tuple[str, int, torch.dtype], Value] = {}
         self.rng_used = 0
-        self.out_of_range: Value | None = None
+        self.faults: dict[tuple[str, str], Value] = {}  # (exception, text): whether it is so
         self.op_names: list[str] = []
         self._cells: dict[int, TraceCell] = {}
         self._alive: list[Any] = []
@@ -155,10 +155,14 @@ class Tracer:
         state = self.random_state(-(-math.prod(shape) * dtype.itemsize // 16))
         return hlo.rng_bit_generator(state, tuple(shape), dtype)[1]
 
-    def check_index(self, bad: Value) -> None:
-        """Reports an out-of-range index at the next synchronisation if any element of ``bad`` is true."""
-        any_bad = hlo.reduce_one(bad, False, range(bad.ndim), hlo.or_)
-        self.out_of_range = any_bad if self.out_of_range is None else hlo.or_(self.out_of_range, any_bad)
+    def check(self, bad: Value, text: str, error: type[Exception] = RuntimeError) -> None:
+        """Raises ``error`` with ``text`` at the next synchronisation if any element of ``bad``, bool, is true.
+
+        ``error`` is RuntimeError or IndexError. The operator's name is added to the text.
+        """
+        any_bad = hlo.reduce_one(bad, False, range(bad.ndim), hlo.or_) if bad.ndim else bad
+        key = (error.__name__, text)
+        self.faults[key] = hlo.or_(self.faults[key], any_bad) if key in self.faults else any_bad
 
     # ---- cells
     # --------------------------------------------------------------------------------------------------------
@@ -386,7 +390,7 @@ def _described(info: OpInfo, rule: Rule, args: Any, kwargs: dict[str, Any]) -> A
     describe = rule.meta
     if describe is None and any(t.shape != shape for t, (shape, _) in zip(targets, layouts, strict=True)):
         describe = info.functional
-    fresh = targets
+    fresh: Any = targets
     if describe is not None:
         made = describe(*args, **{k: v for k, v in kwargs.items() if k not in info.out})
         fresh = made if isinstance(made, tuple | list) else [made]

@@ -23,7 +23,7 @@ struct Operands {
     int32_t operand, output;
   };
   c10::SmallVector<Claim, 2> claimed;  // cells whose contents it consumes, and the output that replaces them
-  ArrayPtr index_flag;
+  ArrayPtr fault_flag;
 
   Operands() = default;
   Operands(const Operands&) = delete;
@@ -93,10 +93,10 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
         out.add(random_state(program, call, device));
         break;
       case OperandKind::kFlag:
-        out.add(out.index_flag = device.index_flag());
+        out.add(out.fault_flag = device.fault_flag());
         break;
       case OperandKind::kCode:
-        out.add(device.scalars.get(static_cast<int64_t>(program.index_code), operand.dtype, device));
+        out.add(device.scalars.get(static_cast<int64_t>(program.fault_code), operand.dtype, device));
         break;
     }
   }
@@ -192,8 +192,8 @@ void launch(const Program& program, Call& call, Results* results) {
     const auto slot = program.outputs[i].slot;
     if (slot >= 0)
       call.slots[slot]->set(arrays[i]);
-    else if (slot == kIndexFlag)
-      device.set_index_flag(arrays[i], operands.index_flag);
+    else if (slot == kFaultFlag)
+      device.set_fault_flag(arrays[i], operands.fault_flag);
   }
 
   if (results) *results = returned(program, call, arrays);

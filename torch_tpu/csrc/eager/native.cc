@@ -214,7 +214,7 @@ bool copy_run_to_host(at::Tensor& self, const at::Tensor& source) {
 
 void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& device = state_of(source);
-  device.check_index_flag();
+  device.check_faults();
   if (!is_plain(source) && copy_run_to_host(self, source)) return;
   auto from = is_plain(source) && !source.is_conj() && !source.is_neg() ? source : source.clone(at::MemoryFormat::Contiguous);
   if (!is_plain(from)) from = run_boxed("aten::clone", "", from, c10::IValue(static_cast<int64_t>(at::MemoryFormat::Contiguous)));
@@ -294,7 +294,7 @@ at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> format_
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   auto& device = state_of(self);
-  device.check_index_flag();
+  device.check_faults();
   const auto* type = cell_of(self).type();
   if (!type || type->numel != 1 || type->dtype != to_pjrt(self.scalar_type())) {
     auto host = at::empty({}, self.options().device(at::kCPU));

@@ -29,7 +29,7 @@ struct Operand {
 };
 
 // Where a program result goes: the storage slot it replaces, a fresh storage, or the device's index flag.
-constexpr int32_t kFresh = -1, kIndexFlag = -2;
+constexpr int32_t kFresh = -1, kFaultFlag = -2;
 struct Output {
   int32_t slot;
   const ArrayType* type;
@@ -61,7 +61,7 @@ struct Program {
   std::vector<std::pair<int32_t, int32_t>> donations;  // (operand, output)
   uint64_t rng_blocks = 0;
   size_t fresh_bytes = 0;  // of results that need storages of their own
-  int32_t index_code = 0;
+  int32_t fault_code = 0;
   bool uses_precision = false;
   bool brief = false;           // takes microseconds
   bool shared_outputs = false;  // some output has several windows among the results

@@ -64,7 +64,7 @@ const std::unordered_set<std::string>& left_to_composites() {
       "aten::new_zeros",     "aten::new_ones",          "aten::new_full",          "aten::zeros_like",        "aten::ones_like",
       "aten::full_like",     "aten::rand_like",         "aten::randn_like",        "aten::randint_like",      "aten::embedding_renorm",
       "aten::is_same_size",  "aten::_resize_output",    "aten::_nested_tensor_from_tensor_list",               "aten::block_diag",
-      "aten::_has_same_storage_numel", "aten::_assert_async", "aten::sym_size", "aten::sym_stride", "aten::sym_numel",
+      "aten::_has_same_storage_numel", "aten::sym_size", "aten::sym_stride", "aten::sym_numel",
       "aten::sym_storage_offset", "aten::size", "aten::stride", "aten::dim", "aten::numel", "aten::detach", "aten::_fw_primal",
       "aten::_sparse_coo_tensor_unsafe", "aten::is_coalesced", "aten::dense_dim", "aten::sparse_dim", "aten::_lazy_clone",
       "aten::allclose", "aten::_linalg_check_errors", "aten::_pack_padded_sequence", "aten::repeat_interleave", "aten::sym_is_contiguous", "aten::is_contiguous", "aten::_values", "aten::values",

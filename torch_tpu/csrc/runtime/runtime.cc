@@ -121,13 +121,13 @@ ArrayPtr DeviceState::from_host(const void* data, const ArrayType* type, std::sh
   return c10::make_intrusive<Array>(handle, type, index);
 }
 
-ArrayPtr DeviceState::index_flag() {
+ArrayPtr DeviceState::fault_flag() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!index_flag_) {
+  if (!fault_flag_) {
     const int32_t zero = 0;
-    index_flag_ = from_host(&zero, ArrayType::get(PJRT_Buffer_Type_S32, {}));
+    fault_flag_ = from_host(&zero, ArrayType::get(PJRT_Buffer_Type_S32, {}));
   }
-  return index_flag_;
+  return fault_flag_;
 }
 
 namespace {
@@ -144,26 +144,26 @@ int32_t read_flag(const ArrayPtr& flag) {
 }
 }  // namespace
 
-void DeviceState::set_index_flag(ArrayPtr flag, const ArrayPtr& previous) {
+void DeviceState::set_fault_flag(ArrayPtr flag, const ArrayPtr& previous) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (index_flag_ && index_flag_ != previous) {
-    stray_flags_.push_back(std::move(index_flag_));
+  if (fault_flag_ && fault_flag_ != previous) {
+    stray_flags_.push_back(std::move(fault_flag_));
     if (stray_flags_.size() > kStrayFlags)
       stray_flags_.erase(std::remove_if(stray_flags_.begin(), stray_flags_.end(), [](auto& f) { return read_flag(f) == 0; }),
                          stray_flags_.end());
   }
-  index_flag_ = std::move(flag);
-  index_flag_dirty_ = true;
+  fault_flag_ = std::move(flag);
+  fault_flag_dirty_ = true;
 }
 
-void DeviceState::check_index_flag() {
+void DeviceState::check_faults() {
   std::vector<ArrayPtr> flags;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!index_flag_dirty_) return;
-    index_flag_dirty_ = false;
+    if (!fault_flag_dirty_) return;
+    fault_flag_dirty_ = false;
     flags.swap(stray_flags_);
-    flags.push_back(index_flag_);
+    flags.push_back(fault_flag_);
   }
   int32_t code = 0;
   for (const auto& flag : flags)
@@ -171,11 +171,14 @@ void DeviceState::check_index_flag() {
   if (code == 0) return;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    index_flag_.reset();
+    fault_flag_.reset();
   }
-  TORCH_CHECK_INDEX(false, "index out of range in ", Runtime::index_op(code), " on tpu:", static_cast<int>(index),
-                    ". Debug mode (TORCH_TPU_LAUNCH_BLOCKING=1) finds this at the line of the operator, other modes at the next "
-                    "synchronisation.");
+  const auto [op, fault] = Runtime::fault(code);
+  const auto sentence = c10::str(fault.text, " in ", op, " on tpu:", static_cast<int>(index),
+                                 ". Debug mode (TORCH_TPU_LAUNCH_BLOCKING=1) finds this at the line of the operator, other modes "
+                                 "at the next synchronisation.");
+  TORCH_CHECK_INDEX(fault.error != "IndexError", sentence);
+  TORCH_CHECK(false, sentence);
 }
 
 void DeviceState::synchronize() {
@@ -184,7 +187,7 @@ void DeviceState::synchronize() {
   } catch (const pjrt::Error& error) {
     rethrow(error);
   }
-  check_index_flag();
+  check_faults();
 }
 
 void DeviceState::track(Cell* cell) {
@@ -296,29 +299,30 @@ c10::DeviceIndex Runtime::exchange_device(c10::DeviceIndex index) {
 }
 
 namespace {
-struct Codes {
+struct Faults {
   std::mutex mutex;
-  std::map<std::string, int32_t> by_name;
-  std::vector<std::string> names{""};
+  std::map<std::pair<std::string, std::vector<Fault>>, int32_t> first;
+  std::vector<std::pair<std::string, Fault>> by_code{{"an operator", {"RuntimeError", "a check failed"}}};
 };
-Codes& codes() {
-  static auto* table = new Codes;
+Faults& faults() {
+  static auto* table = new Faults;
   return *table;
 }
 }  // namespace
 
-int32_t Runtime::index_code(const std::string& op) {
-  auto& table = codes();
+int32_t Runtime::fault_code(const std::string& op, const std::vector<Fault>& checks) {
+  auto& table = faults();
   std::lock_guard<std::mutex> lock(table.mutex);
-  auto [entry, fresh] = table.by_name.emplace(op, static_cast<int32_t>(table.names.size()));
-  if (fresh) table.names.push_back(op);
+  auto [entry, fresh] = table.first.emplace(std::pair(op, checks), static_cast<int32_t>(table.by_code.size()));
+  if (fresh)
+    for (const auto& check : checks) table.by_code.emplace_back(op, check);
   return entry->second;
 }
 
-std::string Runtime::index_op(int32_t code) {
-  auto& table = codes();
+std::pair<std::string, Fault> Runtime::fault(int32_t code) {
+  auto& table = faults();
   std::lock_guard<std::mutex> lock(table.mutex);
-  return code > 0 && static_cast<size_t>(code) < table.names.size() ? table.names[code] : "an operator";
+  return table.by_code.at(code > 0 && static_cast<size_t>(code) < table.by_code.size() ? code : 0);
 }
 
 }  // namespace torch_tpu

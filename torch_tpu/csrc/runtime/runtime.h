@@ -46,6 +46,13 @@ class ScalarCache {
   std::vector<Entry> entries_;
 };
 
+// What a program can find wrong in its data.
+struct Fault {
+  std::string error;  // IndexError, or else RuntimeError
+  std::string text;
+  auto operator<=>(const Fault&) const = default;
+};
+
 class DeviceState {
  public:
   DeviceState(const pjrt::Client& client, c10::DeviceIndex index);
@@ -61,12 +68,13 @@ class DeviceState {
   // Copies a host array (row-major) and returns at once when `keep` allows it.
   ArrayPtr from_host(const void* data, const ArrayType* type, std::shared_ptr<void> keep = nullptr);
 
-  // Out-of-range indices: programs that check write their code here; 0 means none so far.
-  ArrayPtr index_flag();
+  // What programs find wrong in their data, such as an index out of range: those that check write the fault's code here; 0 means
+  // none so far.
+  ArrayPtr fault_flag();
   // The flag after a checked program that started from `previous`.
-  void set_index_flag(ArrayPtr flag, const ArrayPtr& previous);
-  // Raises IndexError with the operator's name if a checked program met a bad index since the last call.
-  void check_index_flag();
+  void set_fault_flag(ArrayPtr flag, const ArrayPtr& previous);
+  // Raises the error of a fault that a checked program met since the last call, with the operator's name.
+  void check_faults();
 
   // Waits for all work, then raises what went wrong in it.
   void synchronize();
@@ -78,9 +86,9 @@ class DeviceState {
 
  private:
   std::mutex mutex_;
-  ArrayPtr index_flag_;
+  ArrayPtr fault_flag_;
   std::vector<ArrayPtr> stray_flags_;  // of programs that ran at the same time on another thread
-  bool index_flag_dirty_ = false;
+  bool fault_flag_dirty_ = false;
   std::unordered_set<Cell*> large_;
 };
 
@@ -115,9 +123,10 @@ class Runtime {
   static c10::DeviceIndex current_device();
   static c10::DeviceIndex exchange_device(c10::DeviceIndex index);
 
-  // A process-wide number for an operator whose programs check indices.
-  static int32_t index_code(const std::string& op);
-  static std::string index_op(int32_t code);
+  // Process-wide codes for what an operator's program checks: that of the first check, the others follow.
+  static int32_t fault_code(const std::string& op, const std::vector<Fault>& checks);
+  // The operator and the fault of a code.
+  static std::pair<std::string, Fault> fault(int32_t code);
 
  private:
   explicit Runtime(Platform platform);
