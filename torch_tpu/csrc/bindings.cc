@@ -20,7 +20,9 @@ namespace {
 using Flags = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
 using Dims = std::vector<int64_t>;
 
-const ArrayType* array_type(int dtype, const Dims& dims) { return ArrayType::get(to_pjrt(static_cast<c10::ScalarType>(dtype)), dims); }
+const ArrayType* array_type(int dtype, const Dims& dims) {
+  return ArrayType::get(to_pjrt(static_cast<c10::ScalarType>(dtype)), dims);
+}
 
 Result make_result(const py::handle& item) {
   Result result;
@@ -35,7 +37,8 @@ Result make_result(const py::handle& item) {
     for (auto inner : item) result.list.push_back(make_result(inner));
     return result;
   }
-  const auto [kind, index, dtype, sizes, strides, offset] = item.cast<std::tuple<std::string, int32_t, int, Dims, Dims, int64_t>>();
+  const auto [kind, index, dtype, sizes, strides, offset] =
+      item.cast<std::tuple<std::string, int32_t, int, Dims, Dims, int64_t>>();
   result.kind = kind == "output" ? Result::kOutput : kind == "argument" ? Result::kArgument : Result::kArgumentWindow;
   result.index = index;
   result.dtype = static_cast<c10::ScalarType>(dtype);
@@ -47,8 +50,9 @@ Result make_result(const py::handle& item) {
 
 OperandKind operand_kind(const std::string& kind) {
   static const std::map<std::string, OperandKind> kinds{
-      {"base", OperandKind::kBase}, {"offset", OperandKind::kOffset}, {"scalar", OperandKind::kScalar}, {"scalars", OperandKind::kScalars},
-      {"rng", OperandKind::kRng},   {"flag", OperandKind::kFlag},     {"code", OperandKind::kCode}};
+      {"base", OperandKind::kBase},       {"offset", OperandKind::kOffset}, {"scalar", OperandKind::kScalar},
+      {"scalars", OperandKind::kScalars}, {"rng", OperandKind::kRng},       {"flag", OperandKind::kFlag},
+      {"code", OperandKind::kCode}};
   return kinds.at(kind);
 }
 
@@ -62,9 +66,11 @@ struct Executable {
 
 std::shared_ptr<Program> make_program(Executable& executable, const std::string& name,
                                       const std::vector<std::tuple<std::string, int32_t, int>>& operands,
-                                      const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
+                                      const std::vector<std::tuple<int32_t, int, Dims>>& outputs,
+                                      const py::list& results,
                                       const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
-                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks, bool uses_precision, bool brief,
+                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks,
+                                      bool uses_precision, bool brief,
                                       const std::vector<std::pair<std::string, std::string>>& faults) {
   auto program = std::make_shared<Program>();
   program->name = name;
@@ -94,8 +100,8 @@ std::shared_ptr<Program> make_program(Executable& executable, const std::string&
   return program;
 }
 
-// XLA's CPU client copies a program's options, flags and all, whenever it runs: 40 ns a flag. They have done their work when the
-// program is compiled, so one that is loaded gets none.
+// XLA's CPU client copies a program's options, flags and all, whenever it runs: 40 ns a flag. They have done their work
+// when the program is compiled, so one that is loaded gets none.
 std::unique_ptr<pjrt::Executable> loaded(std::string_view bytes) {
   static const pjrt::CompileOptions kNone;
   const auto& runtime = Runtime::get();
@@ -139,7 +145,9 @@ void bind_runtime(py::module_& m) {
     Runtime::set_platform_resolver(
         [functions] {
           py::gil_scoped_acquire gil;
-          auto answer = functions->first().cast<std::tuple<std::string, std::string, std::map<std::string, pjrt::OptionValue>, int64_t>>();
+          auto answer =
+              functions->first()
+                  .cast<std::tuple<std::string, std::string, std::map<std::string, pjrt::OptionValue>, int64_t>>();
           Platform platform{std::get<0>(answer), std::get<1>(answer), {}, std::get<3>(answer)};
           for (auto& [key, value] : std::get<2>(answer)) platform.options.emplace_back(key, value);
           return platform;
@@ -161,7 +169,8 @@ void bind_runtime(py::module_& m) {
   });
   m.def("_device_count", &Runtime::device_count);
   m.def("_current_device", [] { return static_cast<int>(Runtime::current_device()); });
-  m.def("_exchange_device", [](int index) { return static_cast<int>(Runtime::exchange_device(static_cast<c10::DeviceIndex>(index))); });
+  m.def("_exchange_device",
+        [](int index) { return static_cast<int>(Runtime::exchange_device(static_cast<c10::DeviceIndex>(index))); });
   m.def("_synchronize", [](int index) {
     py::gil_scoped_release unlocked;
     if (Runtime::initialized()) Runtime::get().device(static_cast<c10::DeviceIndex>(index)).synchronize();
@@ -172,8 +181,12 @@ void bind_runtime(py::module_& m) {
 }
 
 void bind_programs(py::module_& m) {
-  py::class_<Executable>(m, "_Executable").def("serialize", [](const Executable& e) { return py::bytes(e.serialize()); });
-  py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) { return p.hits; });
+  py::class_<Executable>(m, "_Executable").def("serialize", [](const Executable& e) {
+    return py::bytes(e.serialize());
+  });
+  py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) {
+    return p.hits;
+  });
   m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false);
   m.def("_load", &load);
   m.def("_make_program", &make_program);

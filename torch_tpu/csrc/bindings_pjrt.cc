@@ -1,9 +1,9 @@
 // PJRT without tensors: a small Python surface for tools and tests. Arrays are NumPy arrays.
-#include <chrono>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -241,7 +241,8 @@ class PyExecutable {
     return download(adopt(*client_, outputs));
   }
 
-  // Seconds for each of `count` executions followed by the destruction of their results: the floor for one eager operator.
+  // Seconds for each of `count` executions followed by the destruction of their results: the floor for one eager
+  // operator.
   std::vector<double> time(const py::sequence& values, size_t count, size_t device) const {
     const Device& target = device_at(device);
     Buffers inputs = upload(*client_, host_arrays(values, std::nullopt), target);

@@ -1,4 +1,5 @@
-// Which form of scaled_dot_product_attention a call takes: one fused program, or the composite of products and a softmax.
+// Which form of scaled_dot_product_attention a call takes: one fused program, or the composite of products and a
+// softmax.
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/DispatchStub.h>
@@ -7,10 +8,13 @@
 namespace torch_tpu {
 namespace {
 
-int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-               double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  const bool dense = !query.is_nested() && !key.is_nested() && !value.is_nested() && query.dim() == 4 && key.dim() == 4 && value.dim() == 4;
-  const bool floating = query.is_floating_point() && query.scalar_type() == key.scalar_type() && key.scalar_type() == value.scalar_type();
+int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+               const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
+               bool enable_gqa) {
+  const bool dense = !query.is_nested() && !key.is_nested() && !value.is_nested() && query.dim() == 4 &&
+                     key.dim() == 4 && value.dim() == 4;
+  const bool floating =
+      query.is_floating_point() && query.scalar_type() == key.scalar_type() && key.scalar_type() == value.scalar_type();
   const bool both_masks = is_causal && mask && mask->defined();  // the composite raises PyTorch's error
   const bool fused = dense && floating && !both_masks && query.numel() > 0 && key.numel() > 0 && value.numel() > 0;
   return static_cast<int64_t>(fused ? at::SDPBackend::overrideable : at::SDPBackend::math);

@@ -10,7 +10,22 @@ namespace torch_tpu {
 namespace {
 
 // The first word of each entry of a key. The rest depends on the tag.
-enum Tag : uint64_t { kAbsent = 1, kWhole, kWindow, kHost, kRunTime, kList, kInt, kDouble, kBool, kComplex, kString, kInts, kDevice, kSeed };
+enum Tag : uint64_t {
+  kAbsent = 1,
+  kWhole,
+  kWindow,
+  kHost,
+  kRunTime,
+  kList,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kInts,
+  kDevice,
+  kSeed
+};
 
 uint64_t bits_of(double value) {
   uint64_t bits;
@@ -127,7 +142,8 @@ void Call::read_tensor(const at::Tensor& tensor) {
 }
 
 void Call::read_number(const c10::IValue& value, const ArgumentSpec& spec) {
-  const bool operand = !value.isNone() && !spec.is_static && !(spec.default_value && same_number(*spec.default_value, value));
+  const bool operand =
+      !value.isNone() && !spec.is_static && !(spec.default_value && same_number(*spec.default_value, value));
   if (!operand) return read_static(value);
   numbers.push_back(value.toScalar());
   key.push_back(kRunTime | scalar_kind(numbers.back()) << 8);
@@ -213,9 +229,7 @@ void Call::read(const std::vector<ArgumentSpec>& specs, const c10::IValue* argum
         break;
       }
       case ArgumentSpec::kScalar:
-      case ArgumentSpec::kFloat:
-        read_number(value, spec);
-        break;
+      case ArgumentSpec::kFloat: read_number(value, spec); break;
       case ArgumentSpec::kScalars: {
         if (spec.is_static || value.isNone()) {
           read_static(value);
@@ -236,9 +250,7 @@ void Call::read(const std::vector<ArgumentSpec>& specs, const c10::IValue* argum
         key.push_back(kSeed);
         if (value.isGenerator()) generator = value.toGenerator();
         break;
-      case ArgumentSpec::kOther:
-        read_static(value);
-        break;
+      case ArgumentSpec::kOther: read_static(value); break;
     }
   }
   if (device < 0) device = Runtime::current_device();

@@ -18,7 +18,7 @@ namespace torch_tpu {
 // What the kernel needs to know of a schema argument, read once per operator.
 struct ArgumentSpec {
   enum Kind : uint8_t { kTensor, kTensors, kScalar, kScalars, kFloat, kGenerator, kOther } kind = kOther;
-  bool is_static = false;       // Scalars, floats, run-time integers: part of the program
+  bool is_static = false;  // Scalars, floats, run-time integers: part of the program
   std::optional<c10::IValue> default_value;
 };
 
@@ -34,8 +34,8 @@ class Call {
  public:
   // Throws for tensors on other devices. `arguments` are the top of the stack, in schema order.
   void read(const std::vector<ArgumentSpec>& specs, const c10::IValue* arguments);
-  // Adds to the key the sign of each number, its order to 1 and to the number before: for operators that refuse some numbers.
-  // A number of another kind is another key, so the operator's own check runs when its program is built.
+  // Adds to the key the sign of each number, its order to 1 and to the number before: for operators that refuse some
+  // numbers. A number of another kind is another key, so the operator's own check runs when its program is built.
   void read_number_classes();
 
   Key key;

@@ -11,8 +11,9 @@ bool is_mask(const at::Tensor& index) { return index.scalar_type() == at::kBool 
 
 void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
   for (int64_t i = 0; i < mask.dim(); ++i)
-    TORCH_CHECK_INDEX(dim + i < self.dim() && mask.size(i) == self.size(dim + i), "The shape of the mask ", mask.sizes(), " at index ", i,
-                      " does not match the shape of the indexed tensor ", self.sizes(), " at index ", dim + i);
+    TORCH_CHECK_INDEX(dim + i < self.dim() && mask.size(i) == self.size(dim + i), "The shape of the mask ",
+                      mask.sizes(), " at index ", i, " does not match the shape of the indexed tensor ", self.sizes(),
+                      " at index ", dim + i);
 }
 
 }  // namespace
@@ -31,7 +32,8 @@ void prepare_indices(torch::jit::Stack* stack, size_t count, size_t which, bool 
     }
     auto index = item.toTensor();
     if (index.device() != self.device()) {
-      TORCH_CHECK(index.device().is_cpu(), "indices should be either on cpu or on the same device as the indexed tensor (", self.device(), ")");
+      TORCH_CHECK(index.device().is_cpu(),
+                  "indices should be either on cpu or on the same device as the indexed tensor (", self.device(), ")");
       index = index.to(self.device());
       changed = true;
     }
@@ -52,7 +54,8 @@ void prepare_indices(torch::jit::Stack* stack, size_t count, size_t which, bool 
 bool read_by_mask(torch::jit::Stack* stack) {
   const auto self = torch::jit::peek(stack, 0, 2).toTensor();
   const auto list = torch::jit::peek(stack, 1, 2).toListRef();
-  if (list.empty() || !list[0].isTensor() || !list[0].toTensor().defined() || !is_mask(list[0].toTensor())) return false;
+  if (list.empty() || !list[0].isTensor() || !list[0].toTensor().defined() || !is_mask(list[0].toTensor()))
+    return false;
   for (size_t i = 1; i < list.size(); ++i)
     if (list[i].isTensor() && list[i].toTensor().defined()) return false;
   const auto mask = list[0].toTensor();

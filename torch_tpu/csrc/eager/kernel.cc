@@ -32,8 +32,8 @@ ArgumentSpec::Kind kind_of(const c10::Argument& argument) {
 
 int current_precision() {
   if (const int scoped = scoped_precision.get(); scoped >= 0) return scoped;
-  // Where torch.set_float32_matmul_precision and torch.backends.fp32_precision end for the CPU. Unlike the former's getter it
-  // tells an explicit "highest" from the default.
+  // Where torch.set_float32_matmul_precision and torch.backends.fp32_precision end for the CPU. Unlike the former's
+  // getter it tells an explicit "highest" from the default.
   switch (at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
     case at::Float32Precision::IEEE: return 2;
     case at::Float32Precision::TF32: return 1;
@@ -60,11 +60,14 @@ void Kernel::prepare() {
   if (prepared_) return;
   for (const auto& argument : op_.schema().arguments()) {
     ArgumentSpec out;
-    const auto named_in = [&](const std::vector<std::string>& names) { return std::find(names.begin(), names.end(), argument.name()) != names.end(); };
+    const auto named_in = [&](const std::vector<std::string>& names) {
+      return std::find(names.begin(), names.end(), argument.name()) != names.end();
+    };
     out.kind = named_in(spec.run_time_integers) ? ArgumentSpec::kScalar : kind_of(argument);
     out.is_static = spec.all_static || named_in(spec.static_arguments);
     if (argument.default_value()) out.default_value = *argument.default_value();
-    if (out.kind == ArgumentSpec::kTensor && argument.alias_info() && argument.alias_info()->isWrite()) written_.push_back(arguments_.size());
+    if (out.kind == ArgumentSpec::kTensor && argument.alias_info() && argument.alias_info()->isWrite())
+      written_.push_back(arguments_.size());
     arguments_.push_back(std::move(out));
   }
   spec_ = std::move(spec);
@@ -80,7 +83,8 @@ ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint6
 void Kernel::check_internal_overlap(const c10::IValue* arguments) const {
   if (spec_.allows_overlap) return;
   for (size_t i : written_)
-    if (arguments[i].isTensor() && arguments[i].toTensor().defined()) at::assert_no_internal_overlap(arguments[i].toTensor());
+    if (arguments[i].isTensor() && arguments[i].toTensor().defined())
+      at::assert_no_internal_overlap(arguments[i].toTensor());
 }
 
 void Kernel::check_partial_overlap(const c10::IValue* arguments) const {
@@ -110,7 +114,8 @@ void Kernel::run(const c10::IValue* arguments, Results* results) {
     return;
   }
   Call call;
-  call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? static_cast<uint64_t>(current_precision()) + 1 : 0);
+  call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? static_cast<uint64_t>(current_precision()) + 1
+                                                                     : 0);
   call.read(arguments_, arguments);
   if (C10_UNLIKELY(spec_.checks_numbers)) call.read_number_classes();
   // Only a storage that is named twice can overlap itself.

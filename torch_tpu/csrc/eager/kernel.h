@@ -8,7 +8,8 @@
 
 namespace torch_tpu {
 
-// What Python says of an operator before its first call: torch_tpu/programs/eager.py has the same names, and what they mean.
+// What Python says of an operator before its first call: torch_tpu/programs/eager.py has the same names, and what they
+// mean.
 struct OperatorSpec {
   std::vector<std::string> static_arguments, run_time_integers;
   bool all_static = false, checks_numbers = false, allows_overlap = false, elementwise = false, composite = false;
@@ -48,8 +49,8 @@ class Kernel final {
 // Runs a program for a call; `results`, unless null, receives what the operator returns.
 void launch(const Program& program, Call& call, Results* results);
 
-// Float32 precision of matrix products: 0 medium, 1 high, 2 highest. A thread's scoped value beats the process's, which is
-// PyTorch's own setting; medium where nobody has set it.
+// Float32 precision of matrix products: 0 medium, 1 high, 2 highest. A thread's scoped value beats the process's, which
+// is PyTorch's own setting; medium where nobody has set it.
 int current_precision();
 int exchange_scoped_precision(int level);  // -1: none
 

@@ -17,7 +17,7 @@ namespace {
 struct Operands {
   c10::SmallVector<PJRT_Buffer*, 16> handles;
   c10::SmallVector<ArrayPtr, 16> arrays;
-  c10::SmallVector<int64_t, 4> keep;                           // arguments that the program must not consume
+  c10::SmallVector<int64_t, 4> keep;  // arguments that the program must not consume
   struct Claim {
     Cell* cell;
     int32_t operand, output;
@@ -68,7 +68,8 @@ ArrayPtr packed_numbers(const std::vector<c10::Scalar>& values, pjrt::DType dtyp
 
 ArrayPtr random_state(const Program& program, const Call& call, DeviceState& device) {
   const auto& chosen = call.generator && call.generator->defined() ? *call.generator : default_generator(device.index);
-  TORCH_CHECK(chosen.device().type() == kTpu, "Expected a 'tpu' device type for generator but found '", chosen.device().type(), "'");
+  TORCH_CHECK(chosen.device().type() == kTpu, "Expected a 'tpu' device type for generator but found '",
+              chosen.device().type(), "'");
   const auto [seed, offset] = at::check_generator<Generator>(chosen)->draw(program.rng_blocks);
   const uint64_t state[2] = {seed, offset};
   return device.from_host(state, ArrayType::get(PJRT_Buffer_Type_U64, {2}));
@@ -77,24 +78,16 @@ ArrayPtr random_state(const Program& program, const Call& call, DeviceState& dev
 void gather_operands(const Program& program, const Call& call, DeviceState& device, Operands& out) {
   for (const auto& operand : program.operands) {
     switch (operand.kind) {
-      case OperandKind::kBase:
-        out.add(call.slots[operand.index]->array());
-        break;
+      case OperandKind::kBase: out.add(call.slots[operand.index]->array()); break;
       case OperandKind::kOffset:
         out.add(device.scalars.get(call.tensors[operand.index].tensor->storage_offset(), operand.dtype, device));
         break;
-      case OperandKind::kScalar:
-        out.add(device.scalars.get(call.numbers[operand.index], operand.dtype, device));
-        break;
+      case OperandKind::kScalar: out.add(device.scalars.get(call.numbers[operand.index], operand.dtype, device)); break;
       case OperandKind::kScalars:
         out.add(packed_numbers(call.number_lists[operand.index], operand.dtype, device));
         break;
-      case OperandKind::kRng:
-        out.add(random_state(program, call, device));
-        break;
-      case OperandKind::kFlag:
-        out.add(out.fault_flag = device.fault_flag());
-        break;
+      case OperandKind::kRng: out.add(random_state(program, call, device)); break;
+      case OperandKind::kFlag: out.add(out.fault_flag = device.fault_flag()); break;
       case OperandKind::kCode:
         out.add(device.scalars.get(static_cast<int64_t>(program.fault_code), operand.dtype, device));
         break;
@@ -110,12 +103,13 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
 }
 
 // A tensor over a program output. Results that are windows on one output share its storage.
-at::Tensor fresh_tensor(const Program& program, const Result& result, const ArrayPtr& array, c10::SmallVectorImpl<c10::Storage>& storages,
-                        c10::SmallVectorImpl<int32_t>& owners) {
+at::Tensor fresh_tensor(const Program& program, const Result& result, const ArrayPtr& array,
+                        c10::SmallVectorImpl<c10::Storage>& storages, c10::SmallVectorImpl<int32_t>& owners) {
   if (C10_LIKELY(!program.shared_outputs))
     return window_tensor(make_storage(array), result.dtype, result.sizes, result.strides, result.offset);
   for (size_t i = 0; i < owners.size(); ++i)
-    if (owners[i] == result.index) return window_tensor(storages[i], result.dtype, result.sizes, result.strides, result.offset);
+    if (owners[i] == result.index)
+      return window_tensor(storages[i], result.dtype, result.sizes, result.strides, result.offset);
   auto storage = make_storage(array);
   auto tensor = window_tensor(storage, result.dtype, result.sizes, result.strides, result.offset);
   owners.push_back(result.index);
@@ -136,7 +130,8 @@ Results returned(const Program& program, const Call& call, c10::ArrayRef<ArrayPt
       }
       case Result::kArgumentWindow: {
         const auto* impl = call.tensors[result.index].tensor;
-        return window_tensor(impl->storage(), result.dtype, result.sizes, result.strides, impl->storage_offset() + result.offset);
+        return window_tensor(impl->storage(), result.dtype, result.sizes, result.strides,
+                             impl->storage_offset() + result.offset);
       }
       default: return at::Tensor();
     }
@@ -178,7 +173,8 @@ void launch(const Program& program, Call& call, Results* results) {
   const auto first = program.brief ? Watch::kWhileHeld : Watch::kAlways;
   c10::SmallVector<ArrayPtr, 8> arrays;
   for (size_t i = 0; i < num_outputs; ++i)
-    arrays.push_back(c10::make_intrusive<Array>(raw[i], program.outputs[i].type, device.index, i == 0 ? first : Watch::kNever));
+    arrays.push_back(
+        c10::make_intrusive<Array>(raw[i], program.outputs[i].type, device.index, i == 0 ? first : Watch::kNever));
   auto donated = operands.settle(arrays);
   if (!donated.empty() && !program.brief) device.outstanding.retire(std::move(donated));
 

@@ -1,4 +1,5 @@
-// Operators that move or describe memory rather than compute: allocation, views, copies between devices, reading a number.
+// Operators that move or describe memory rather than compute: allocation, views, copies between devices, reading a
+// number.
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
@@ -37,9 +38,11 @@ at::Tensor run_boxed(const char* name, const char* overload, Arguments&&... argu
   return stack.back().toTensor();
 }
 
-// ---- allocation ---------------------------------------------------------------------------------------------------------
+// ---- allocation
+// ---------------------------------------------------------------------------------------------------------
 void check_new(c10::ScalarType dtype, std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == c10::kStrided, "tpu has only strided tensors, not ", layout.value_or(c10::kStrided), ".");
+  TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == c10::kStrided, "tpu has only strided tensors, not ",
+                              layout.value_or(c10::kStrided), ".");
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
   to_pjrt(dtype);
 }
@@ -49,7 +52,8 @@ c10::DeviceIndex device_index(std::optional<at::Device> device) {
 }
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype_opt, std::optional<at::Layout> layout,
-                 std::optional<at::Device> device, std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+                 std::optional<at::Device> device, std::optional<bool> pin_memory,
+                 std::optional<at::MemoryFormat> format) {
   const auto dtype = c10::dtype_or_default(dtype_opt);
   check_new(dtype, layout, pin_memory);
   Runtime::get().device(device_index(device));
@@ -58,7 +62,8 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype_opt,
 }
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype_opt,
-                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
+                         std::optional<at::Layout> layout, std::optional<at::Device> device,
+                         std::optional<bool> pin_memory) {
   const auto dtype = c10::dtype_or_default(dtype_opt);
   check_new(dtype, layout, pin_memory);
   Runtime::get().device(device_index(device));
@@ -66,7 +71,8 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::op
   return at::detail::empty_strided_generic(sizes, strides, &Allocator::get(), kKeys, dtype);
 }
 
-// ---- storages -----------------------------------------------------------------------------------------------------------
+// ---- storages
+// -----------------------------------------------------------------------------------------------------------
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != sizes) {
@@ -82,7 +88,8 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::op
   return self;
 }
 
-at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) {
+at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes,
+                        at::IntArrayRef strides) {
   at::native::checkSetStorage(self, source, offset, sizes, strides);
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_offset(offset);
@@ -113,12 +120,13 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 }
 
 at::Tensor& set_nothing(at::Tensor& self) {
-  auto storage = at::Storage(at::Storage::use_byte_size_t(), 0, Allocator::get().allocate_on(0, self.device().index()), &Allocator::get(), true);
+  auto storage = at::Storage(at::Storage::use_byte_size_t(), 0, Allocator::get().allocate_on(0, self.device().index()),
+                             &Allocator::get(), true);
   return set_storage(self, std::move(storage), 0, {0}, {});
 }
 
-// CPU and device tensors are plain TensorImpls, so `tensor.data = other` may change the device: modules move in place, and an
-// optimizer made before the move keeps its parameters.
+// CPU and device tensors are plain TensorImpls, so `tensor.data = other` may change the device: modules move in place,
+// and an optimizer made before the move keeps its parameters.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   const auto is_plain_tensor = [](const at::Tensor& t) {
     return (t.is_cpu() || t.device().type() == kTpu) && t.layout() == c10::kStrided && !t.is_nested() &&
@@ -130,7 +138,8 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
 
 void record_stream(at::Tensor&, at::Stream) {}  // one stream: a storage is never reused before its work is done
 
-// ---- copies -------------------------------------------------------------------------------------------------------------
+// ---- copies
+// -------------------------------------------------------------------------------------------------------------
 DeviceState& state_of(const at::Tensor& tensor) { return Runtime::get().device(tensor.device().index()); }
 Cell& cell_of(const at::Tensor& tensor) { return *Cell::of(tensor.storage().unsafeGetStorageImpl()); }
 
@@ -145,7 +154,9 @@ ArrayPtr array_of(const at::Tensor& tensor) {
   return cell.array();
 }
 
-bool same_layout(const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes() && a.strides() == b.strides(); }
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides();
+}
 
 // True if the tensor's own dtype and memory order are those of its storage's array.
 bool is_plain(const at::Tensor& tensor) {
@@ -157,12 +168,13 @@ bool is_plain(const at::Tensor& tensor) {
 // True if the tensor's array is all that it means, whatever dtype the array has: a copy may share it.
 bool is_whole(const at::Tensor& tensor) {
   const auto* type = cell_of(tensor).type();
-  return covers_storage(tensor) && !tensor.is_conj() && !tensor.is_neg() && (!type || type->bytes == tensor.storage().nbytes());
+  return covers_storage(tensor) && !tensor.is_conj() && !tensor.is_neg() &&
+         (!type || type->bytes == tensor.storage().nbytes());
 }
 
 void copy_on_device(at::Tensor& self, const at::Tensor& source) {
-  if (self.scalar_type() == source.scalar_type() && same_layout(self, source) && covers_storage(self) && is_whole(source) &&
-      !self.is_conj() && !self.is_neg()) {
+  if (self.scalar_type() == source.scalar_type() && same_layout(self, source) && covers_storage(self) &&
+      is_whole(source) && !self.is_conj() && !self.is_neg()) {
     cell_of(self).set(array_of(source));
     return;
   }
@@ -173,7 +185,8 @@ void copy_between_devices(at::Tensor& self, const at::Tensor& source) {
   auto from = is_plain(source) ? source : source.clone(at::MemoryFormat::Contiguous);
   auto& target = state_of(self);
   const auto& array = array_of(from);
-  auto moved = c10::make_intrusive<Array>(array->buffer().copy_to_device(target.device.get()), array->type(), target.index);
+  auto moved =
+      c10::make_intrusive<Array>(array->buffer().copy_to_device(target.device.get()), array->type(), target.index);
   auto arrived = window_tensor(make_storage(moved), from.scalar_type(), from.sizes(), from.strides(), 0);
   copy_on_device(self, arrived);
 }
@@ -187,7 +200,8 @@ void copy_from_host(at::Tensor& self, const at::Tensor& source, bool non_blockin
     return;
   }
   at::Tensor host = source;
-  const bool ready = source.scalar_type() == self.scalar_type() && same_layout(source, self) && !source.is_conj() && !source.is_neg();
+  const bool ready =
+      source.scalar_type() == self.scalar_type() && same_layout(source, self) && !source.is_conj() && !source.is_neg();
   if (!ready) {
     host = at::empty_strided(self.sizes(), self.strides(), self.options().device(at::kCPU));
     host.copy_(source);
@@ -198,13 +212,14 @@ void copy_from_host(at::Tensor& self, const at::Tensor& source, bool non_blockin
   cell_of(self).set(device.from_host(host.const_data_ptr(), type, std::move(keep)));
 }
 
-// A run of a storage's elements that is at least a quarter of them is read with the rest and cut out on the host: results whose
-// size depends on data are such runs, and each size would be another program on the device.
+// A run of a storage's elements that is at least a quarter of them is read with the rest and cut out on the host:
+// results whose size depends on data are such runs, and each size would be another program on the device.
 bool copy_run_to_host(at::Tensor& self, const at::Tensor& source) {
   const auto* type = cell_of(source).type();
   const size_t bytes = source.storage().nbytes();
-  if (!type || type->dtype != to_pjrt(source.scalar_type()) || type->bytes != bytes || !source.is_contiguous() || source.is_conj() ||
-      source.is_neg() || source.numel() == 0 || 4 * static_cast<size_t>(source.numel()) * source.itemsize() < bytes)
+  if (!type || type->dtype != to_pjrt(source.scalar_type()) || type->bytes != bytes || !source.is_contiguous() ||
+      source.is_conj() || source.is_neg() || source.numel() == 0 ||
+      4 * static_cast<size_t>(source.numel()) * source.itemsize() < bytes)
     return false;
   auto all = at::empty({type->numel}, source.options().device(at::kCPU));
   cell_of(source).array()->buffer().to_host(all.mutable_data_ptr(), bytes).wait();
@@ -216,9 +231,12 @@ void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   auto& device = state_of(source);
   device.check_faults();
   if (!is_plain(source) && copy_run_to_host(self, source)) return;
-  auto from = is_plain(source) && !source.is_conj() && !source.is_neg() ? source : source.clone(at::MemoryFormat::Contiguous);
-  if (!is_plain(from)) from = run_boxed("aten::clone", "", from, c10::IValue(static_cast<int64_t>(at::MemoryFormat::Contiguous)));
-  const bool direct = self.scalar_type() == from.scalar_type() && same_layout(self, from) && self.is_non_overlapping_and_dense() && !self.is_neg() && !self.is_conj();
+  auto from =
+      is_plain(source) && !source.is_conj() && !source.is_neg() ? source : source.clone(at::MemoryFormat::Contiguous);
+  if (!is_plain(from))
+    from = run_boxed("aten::clone", "", from, c10::IValue(static_cast<int64_t>(at::MemoryFormat::Contiguous)));
+  const bool direct = self.scalar_type() == from.scalar_type() && same_layout(self, from) &&
+                      self.is_non_overlapping_and_dense() && !self.is_neg() && !self.is_conj();
   at::Tensor host = direct ? self : at::empty_strided(from.sizes(), from.strides(), from.options().device(at::kCPU));
   if (from.numel() > 0) {
     const auto array = array_of(from);
@@ -242,7 +260,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source_in, bool non_blocki
   TORCH_CHECK(source_in.defined() && self.defined(), "copy_ needs two defined tensors.");
   if (source_in.sizes() != self.sizes()) {
     const auto shape = at::infer_size_dimvector(self.sizes(), source_in.sizes());
-    TORCH_CHECK(at::IntArrayRef(shape) == self.sizes(), "output with shape ", self.sizes(), " doesn't match the broadcast shape ", at::IntArrayRef(shape));
+    TORCH_CHECK(at::IntArrayRef(shape) == self.sizes(), "output with shape ", self.sizes(),
+                " doesn't match the broadcast shape ", at::IntArrayRef(shape));
   }
   const auto source = source_in.sizes() == self.sizes() ? source_in : source_in.expand(self.sizes());
   if (self.numel() == 0) return self;
@@ -253,10 +272,12 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source_in, bool non_blocki
     if (from_tpu && to_tpu)
       self.device() == source.device() ? copy_on_device(self, source) : copy_between_devices(self, source);
     else if (to_tpu) {
-      TORCH_CHECK(source.device().is_cpu(), "Cannot copy from ", source.device(), " to ", self.device(), "; copy to the CPU first.");
+      TORCH_CHECK(source.device().is_cpu(), "Cannot copy from ", source.device(), " to ", self.device(),
+                  "; copy to the CPU first.");
       copy_from_host(self, source, non_blocking);
     } else {
-      TORCH_CHECK(self.device().is_cpu(), "Cannot copy from ", source.device(), " to ", self.device(), "; copy to the CPU first.");
+      TORCH_CHECK(self.device().is_cpu(), "Cannot copy from ", source.device(), " to ", self.device(),
+                  "; copy to the CPU first.");
       copy_to_host(self, source, non_blocking);
     }
   } catch (const pjrt::Error& error) {
@@ -290,7 +311,8 @@ at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> format_
   return copy_(result, self, false);
 }
 
-// ---- reading ------------------------------------------------------------------------------------------------------------
+// ---- reading
+// ------------------------------------------------------------------------------------------------------------
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   auto& device = state_of(self);
@@ -315,11 +337,12 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 }
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
-  TORCH_CHECK(self.device() == other.device(), "Expected all tensors to be on the same device, but found at least two devices, ",
-              self.device(), " and ", other.device(), "!");
+  TORCH_CHECK(self.device() == other.device(),
+              "Expected all tensors to be on the same device, but found at least two devices, ", self.device(), " and ",
+              other.device(), "!");
   if (self.sizes() != other.sizes()) return false;
-  TORCH_CHECK(self.dtype() == other.dtype(), "Expected object of data type ", self.dtype(), " but got data type ", other.dtype(),
-              " for argument 'other' in call to equal");
+  TORCH_CHECK(self.dtype() == other.dtype(), "Expected object of data type ", self.dtype(), " but got data type ",
+              other.dtype(), " for argument 'other' in call to equal");
   return self.numel() == 0 || at::eq(self, other).all().item<bool>();
 }
 

@@ -16,11 +16,13 @@
 
 namespace torch_tpu {
 
-// What a call looks like to the program table: everything that changes the program, as words. See key.h for the encoding.
+// What a call looks like to the program table: everything that changes the program, as words. See key.h for the
+// encoding.
 using Key = c10::SmallVector<uint64_t, 64>;
 uint64_t hash_key(const Key& key);
 
-// Where a program argument comes from. `index` counts storage slots (base), tensor positions (offset) or numbers (scalar).
+// Where a program argument comes from. `index` counts storage slots (base), tensor positions (offset) or numbers
+// (scalar).
 enum class OperandKind : uint8_t { kBase, kOffset, kScalar, kScalars, kRng, kFlag, kCode };
 struct Operand {
   OperandKind kind;
@@ -35,7 +37,8 @@ struct Output {
   const ArrayType* type;
 };
 
-// One returned value: a window on a program output or on an argument, that argument itself, nothing, a number, or a list.
+// One returned value: a window on a program output or on an argument, that argument itself, nothing, a number, or a
+// list.
 struct Result {
   enum Kind : uint8_t { kNone, kOutput, kArgument, kArgumentWindow, kInt, kList } kind = kNone;
   int32_t index = 0;  // of the output or the argument

@@ -141,7 +141,8 @@ OperatorSpec operator_spec(const std::string& name) {
   });
 }
 
-void run_composite(const char* module, const std::string& name, const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+void run_composite(const char* module, const std::string& name, const c10::FunctionSchema& schema,
+                   torch::jit::Stack* stack) {
   with_python([&] {
     const auto& specs = schema.arguments();
     const size_t first = stack->size() - specs.size();
@@ -167,13 +168,16 @@ void run_composite(const char* module, const std::string& name, const c10::Funct
   });
 }
 
-ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema, const std::vector<ArgumentSpec>& specs,
-                           const Call& call, const c10::IValue* arguments, int precision) {
+ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema,
+                           const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments,
+                           int precision) {
   return with_python([&] {
     Describer describer(call);
     py::list described;
     for (size_t i = 0; i < specs.size(); ++i) described.append(describer.describe(arguments[i], specs[i]));
-    return py::module_::import(kEager).attr("compile_call")(name, described, precision).cast<std::shared_ptr<Program>>();
+    return py::module_::import(kEager)
+        .attr("compile_call")(name, described, precision)
+        .cast<std::shared_ptr<Program>>();
   });
 }
 

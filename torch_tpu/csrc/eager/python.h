@@ -7,11 +7,14 @@ namespace torch_tpu::python {
 
 OperatorSpec operator_spec(const std::string& name);
 
-// Describes the call to torch_tpu.programs.eager.compile_call and returns its program. Python errors pass through unchanged.
-ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema, const std::vector<ArgumentSpec>& specs,
-                           const Call& call, const c10::IValue* arguments, int precision);
+// Describes the call to torch_tpu.programs.eager.compile_call and returns its program. Python errors pass through
+// unchanged.
+ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema,
+                           const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments,
+                           int precision);
 
 // Calls the Python function that `module`.composite(name) gives for an operator on the arguments on the stack.
-void run_composite(const char* module, const std::string& name, const c10::FunctionSchema& schema, torch::jit::Stack* stack);
+void run_composite(const char* module, const std::string& name, const c10::FunctionSchema& schema,
+                   torch::jit::Stack* stack);
 
 }  // namespace torch_tpu::python

@@ -1,4 +1,5 @@
-// Sparse tensors: PyTorch's own kernels where they only arrange index and value tensors, Python (torch_tpu/sparse) for the rest.
+// Sparse tensors: PyTorch's own kernels where they only arrange index and value tensors, Python (torch_tpu/sparse) for
+// the rest.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_coalesced_native.h>
 #include <ATen/ops/_indices_native.h>
@@ -43,7 +44,8 @@ namespace {
 
 namespace native = at::native;
 using DimOverload = at::Tensor (*)(const at::Tensor&, int64_t);
-using LayoutOverload = at::Tensor (*)(const at::Tensor&, std::optional<at::Layout>, at::OptionalIntArrayRef, std::optional<int64_t>);
+using LayoutOverload = at::Tensor (*)(const at::Tensor&, std::optional<at::Layout>, at::OptionalIntArrayRef,
+                                      std::optional<int64_t>);
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_to_sparse.sparse_dim", static_cast<DimOverload>(native::dense_to_sparse));
@@ -125,7 +127,8 @@ torch::CppFunction sparse_entry() {
 
 }  // namespace
 
-// PyTorch's dispatcher prefers a composite kernel to a fallback: what the CPU has sparse kernels for is registered by name.
+// PyTorch's dispatcher prefers a composite kernel to a fallback: what the CPU has sparse kernels for is registered by
+// name.
 void register_sparse_kernels() {
   constexpr std::pair<c10::DispatchKey, c10::DispatchKey> keys[] = {
       {c10::DispatchKey::SparsePrivateUse1, c10::DispatchKey::SparseCPU},
@@ -137,7 +140,8 @@ void register_sparse_kernels() {
       if (name.getNamespace() != "aten") continue;
       const auto op = dispatcher.findSchema(name);
       if (!op || !op->hasKernelForDispatchKey(cpu_key) || op->hasKernelForDispatchKey(key)) continue;
-      aten->impl((name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(), sparse_entry());
+      aten->impl((name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name)).c_str(),
+                 sparse_entry());
     }
     (new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__))->fallback(sparse_entry());
   }

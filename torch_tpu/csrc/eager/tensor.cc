@@ -12,7 +12,8 @@ namespace torch_tpu {
 
 namespace {
 c10::Storage storage_of(c10::DataPtr pointer, size_t bytes) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)),
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                            c10::SymInt(static_cast<int64_t>(bytes)),
                                                             std::move(pointer), &Allocator::get(), true));
 }
 }  // namespace
@@ -26,8 +27,8 @@ c10::Storage make_storage(const ArrayPtr& array) {
 
 at::Tensor window_tensor(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          int64_t offset) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                         c10::scalarTypeToTypeMeta(dtype));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   if (sizes.size() != 1 || sizes[0] != 0) impl->set_sizes_and_strides(sizes, strides, offset);
   return tensor;

@@ -1,7 +1,7 @@
 // Unboxed entries of the boxed kernel, for the signatures of most small calls.
 //
-// The dispatcher boxes by copying tensors to a stack. A tensor that only Python owns is then owned twice for a while, which
-// PyTorch settles with the GIL, twice an argument. These entries lend the kernel what the caller holds anyway.
+// The dispatcher boxes by copying tensors to a stack. A tensor that only Python owns is then owned twice for a while,
+// which PyTorch settles with the GIL, twice an argument. These entries lend the kernel what the caller holds anyway.
 #pragma once
 
 #include <torch/library.h>
@@ -48,19 +48,21 @@ class Borrowed {
 
 template <typename... Rest>
 torch::CppFunction functional_entry(const c10::OperatorHandle& op) {
-  return torch::CppFunction([op, kernel = std::make_shared<LazyKernel>()](const at::Tensor& self, Rest... rest) -> at::Tensor {
-    Results results;
-    kernel->get(op).run(Borrowed<1 + sizeof...(Rest)>(self, rest...).data(), &results);
-    return std::move(results[0]).toTensor();
-  });
+  return torch::CppFunction(
+      [op, kernel = std::make_shared<LazyKernel>()](const at::Tensor& self, Rest... rest) -> at::Tensor {
+        Results results;
+        kernel->get(op).run(Borrowed<1 + sizeof...(Rest)>(self, rest...).data(), &results);
+        return std::move(results[0]).toTensor();
+      });
 }
 
 template <typename... Rest>
 torch::CppFunction inplace_entry(const c10::OperatorHandle& op) {
-  return torch::CppFunction([op, kernel = std::make_shared<LazyKernel>()](at::Tensor& self, Rest... rest) -> at::Tensor& {
-    kernel->get(op).run(Borrowed<1 + sizeof...(Rest)>(self, rest...).data(), nullptr);
-    return self;
-  });
+  return torch::CppFunction(
+      [op, kernel = std::make_shared<LazyKernel>()](at::Tensor& self, Rest... rest) -> at::Tensor& {
+        kernel->get(op).run(Borrowed<1 + sizeof...(Rest)>(self, rest...).data(), nullptr);
+        return self;
+      });
 }
 
 // The entry for an operator's schema, if its signature is one of these.

@@ -33,8 +33,8 @@ class Buffer {
   bool deleted() const;  // true after donation
   // Starts a copy into `dst` (row-major, `bytes` long); `dst` must stay alive until the event is ready.
   Event to_host(void* dst, size_t bytes) const;
-  // Copies into `dst` at once if the buffer lies in host memory (XLA's CPU backend), waiting for it to be ready: 100 times
-  // cheaper than a transfer for a few bytes. Returns false, having done nothing, if it does not.
+  // Copies into `dst` at once if the buffer lies in host memory (XLA's CPU backend), waiting for it to be ready: 100
+  // times cheaper than a transfer for a few bytes. Returns false, having done nothing, if it does not.
   bool read_host_memory(void* dst, size_t bytes) const;
   // A copy on another device of the same client.
   PJRT_Buffer* copy_to_device(PJRT_Device* device) const;

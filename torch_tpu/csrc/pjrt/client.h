@@ -40,8 +40,8 @@ class Device {
   std::string kind_;
 };
 
-// Whether the host memory of a transfer may be reused as soon as `from_host` returns (the plugin copies at once), or only when
-// its `done` event is ready.
+// Whether the host memory of a transfer may be reused as soon as `from_host` returns (the plugin copies at once), or
+// only when its `done` event is ready.
 enum class HostMemory { kCopiedAtOnce, kHeldUntilDone };
 
 class Client {
@@ -56,8 +56,8 @@ class Client {
   const std::string& platform_name() const { return platform_name_; }
   const std::string& platform_version() const { return platform_version_; }
 
-  // Copies a row-major host array to `device`. The caller owns the handle. `done` (required with kHeldUntilDone) becomes
-  // ready when the plugin no longer needs `data`.
+  // Copies a row-major host array to `device`. The caller owns the handle. `done` (required with kHeldUntilDone)
+  // becomes ready when the plugin no longer needs `data`.
   PJRT_Buffer* from_host(const void* data, DType dtype, const int64_t* dims, size_t num_dims, const Device& device,
                          HostMemory memory = HostMemory::kCopiedAtOnce, Event* done = nullptr) const;
 

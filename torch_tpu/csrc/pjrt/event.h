@@ -6,7 +6,8 @@
 
 namespace torch_tpu::pjrt {
 
-// Something that will have happened: a transfer, an execution, a buffer becoming ready. Move-only owner of a PJRT_Event.
+// Something that will have happened: a transfer, an execution, a buffer becoming ready. Move-only owner of a
+// PJRT_Event.
 class Event {
  public:
   Event() = default;
@@ -20,7 +21,8 @@ class Event {
   explicit operator bool() const { return event_ != nullptr; }
   bool ready() const;  // true for an empty event
   void wait() const;   // blocks; throws the error of the work, if it failed
-  // Calls `callback` once, on any thread (possibly this one), when the work is done. The argument is the error text, empty on success.
+  // Calls `callback` once, on any thread (possibly this one), when the work is done. The argument is the error text,
+  // empty on success.
   void on_ready(std::function<void(std::string)> callback) const;
 
  private:

@@ -14,8 +14,8 @@ namespace torch_tpu::pjrt {
 struct CompileOptions {
   int64_t num_replicas = 1;
   int64_t num_partitions = 1;
-  // Device id to bind the program to; -1 compiles a portable program whose device is chosen by `execute`. A program for several
-  // replicas or partitions takes the plugin's default assignment.
+  // Device id to bind the program to; -1 compiles a portable program whose device is chosen by `execute`. A program for
+  // several replicas or partitions takes the plugin's default assignment.
   int64_t device = -1;
   // XLA flags for this program only (env_option_overrides), by flag name without dashes.
   std::map<std::string, std::variant<bool, int64_t, double, std::string>> flags;
@@ -49,12 +49,13 @@ class Executable {
   void execute(PJRT_Buffer* const* args, size_t num_args, PJRT_Buffer** outputs, PJRT_Device* device,
                const int64_t* keep = nullptr, size_t num_keep = 0, Event* done = nullptr) const;
 
-  // Enqueues a program of several replicas or partitions on all its devices: `args[i]` and `outputs[i]` belong to device i.
+  // Enqueues a program of several replicas or partitions on all its devices: `args[i]` and `outputs[i]` belong to
+  // device i.
   void execute_on_all(PJRT_Buffer* const* const* args, size_t num_devices, size_t num_args,
                       PJRT_Buffer** const* outputs) const;
 
   std::string serialize() const;
-  std::string fingerprint() const;       // empty if the plugin has none
+  std::string fingerprint() const;        // empty if the plugin has none
   std::string optimized_program() const;  // the plugin's optimised module ("hlo_with_config" bytes or text)
   std::map<std::string, double> cost_analysis() const;
   MemoryStats memory_stats() const;

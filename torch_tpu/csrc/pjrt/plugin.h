@@ -27,7 +27,8 @@ class Error : public std::runtime_error {
 class Plugin {
  public:
   // Loads the library at `path` once per process, checks the API major version and initialises it.
-  // Throws Error with a sentence that names the path when the file is missing, is not a plugin, or has another major version.
+  // Throws Error with a sentence that names the path when the file is missing, is not a plugin, or has another major
+  // version.
   static Plugin& load(const std::string& path);
 
   const PJRT_Api* api() const { return api_; }
@@ -64,12 +65,12 @@ Args make_args() {
 }
 #define TORCH_TPU_PJRT_ARGS(Name, var) auto var = ::torch_tpu::pjrt::make_args<Name##_Args, Name##_Args_STRUCT_SIZE>()
 // Calls api()->Name after checking that this plugin has it.
-#define TORCH_TPU_PJRT_CALL(plugin, Name, args, doing)                                                     \
-  do {                                                                                                     \
-    if (!(plugin).has(offsetof(PJRT_Api, Name)))                                                           \
-      throw ::torch_tpu::pjrt::Error(PJRT_Error_Code_UNIMPLEMENTED,                                        \
+#define TORCH_TPU_PJRT_CALL(plugin, Name, args, doing)                                                               \
+  do {                                                                                                               \
+    if (!(plugin).has(offsetof(PJRT_Api, Name)))                                                                     \
+      throw ::torch_tpu::pjrt::Error(PJRT_Error_Code_UNIMPLEMENTED,                                                  \
                                      std::string(doing) + ": the plugin " + (plugin).path() + " has no " #Name "."); \
-    (plugin).check((plugin).api()->Name(&(args)), doing);                                                  \
+    (plugin).check((plugin).api()->Name(&(args)), doing);                                                            \
   } while (0)
 
 }  // namespace torch_tpu::pjrt

@@ -9,7 +9,8 @@
 
 namespace torch_tpu::pjrt {
 
-// A set of devices that need not be present: libtpu describes and compiles for every TPU generation by name ("v6e:2x2").
+// A set of devices that need not be present: libtpu describes and compiles for every TPU generation by name
+// ("v6e:2x2").
 class Topology {
  public:
   Topology(const Plugin& plugin, const std::string& name, const Options& options = {});

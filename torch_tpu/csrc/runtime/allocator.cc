@@ -31,8 +31,9 @@ void Allocator::check_fits(size_t bytes, c10::DeviceIndex index) {
   const auto live = static_cast<size_t>(device.memory.current());
   if (C10_UNLIKELY(device.capacity && live + bytes > static_cast<size_t>(device.capacity))) {
     device.memory.out_of_memory++;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "tpu:", static_cast<int>(device.index), " is out of memory. Tried to allocate ", human_bytes(bytes),
-                     ". The device has ", human_bytes(device.capacity), ", of which ", human_bytes(live), " are held by ",
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "tpu:", static_cast<int>(device.index),
+                     " is out of memory. Tried to allocate ", human_bytes(bytes), ". The device has ",
+                     human_bytes(device.capacity), ", of which ", human_bytes(live), " are held by ",
                      device.memory.live(), " live storages; the largest are: ", device.largest_holders(),
                      ". Free tensors, use a smaller batch, or a device with more memory.");
   }
@@ -55,7 +56,8 @@ bool Allocator::initialized() { return Runtime::initialized(); }
 
 void Allocator::emptyCache(c10::MempoolId_t) {
   if (!Runtime::usable()) return;
-  for (int i = 0; i < Runtime::device_count(); ++i) Runtime::get().device(static_cast<c10::DeviceIndex>(i)).scalars.clear();
+  for (int i = 0; i < Runtime::device_count(); ++i)
+    Runtime::get().device(static_cast<c10::DeviceIndex>(i)).scalars.clear();
 }
 
 c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex index) {

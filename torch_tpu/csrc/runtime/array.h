@@ -20,8 +20,9 @@ struct ArrayType {
   static const ArrayType* get(pjrt::DType dtype, c10::IntArrayRef dims);
 };
 
-// Whether synchronisation waits for an array: also when it was dropped before anyone knew it ready, which costs an event; only
-// while it exists, for microseconds of work that nobody has a use for; or not at all, because another array tells.
+// Whether synchronisation waits for an array: also when it was dropped before anyone knew it ready, which costs an
+// event; only while it exists, for microseconds of work that nobody has a use for; or not at all, because another array
+// tells.
 enum class Watch : uint8_t { kAlways, kWhileHeld, kNever };
 
 // An immutable array. Several cells may hold one (clone() costs nothing); a program may consume it when only one does.

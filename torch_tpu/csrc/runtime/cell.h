@@ -19,9 +19,9 @@ class Pending : public c10::intrusive_ptr_target {
   virtual const ArrayType* type(int output) const = 0;
 };
 
-// empty: never written. ready: an immutable array, row-major, that covers the storage. pending: an output of work not yet run.
-// A write replaces the array; every alias of the storage sees the new one. Threads may read and write one cell at a time: who
-// reads has the old or the new array.
+// empty: never written. ready: an immutable array, row-major, that covers the storage. pending: an output of work not
+// yet run. A write replaces the array; every alias of the storage sees the new one. Threads may read and write one cell
+// at a time: who reads has the old or the new array.
 class Cell {
  public:
   Cell(size_t bytes, c10::DeviceIndex device) : bytes_(bytes), device_(device) {}
@@ -50,8 +50,8 @@ class Cell {
     pending_ = std::move(work);
     output_ = output;
   }
-  // True if a program may consume `held`, the caller's copy of the contents: nobody else has one. Other threads then wait for
-  // the contents until the caller gives the cell new ones, or gives up.
+  // True if a program may consume `held`, the caller's copy of the contents: nobody else has one. Other threads then
+  // wait for the contents until the caller gives the cell new ones, or gives up.
   bool claim(const ArrayPtr& held) {
     if (!mutex_.try_lock()) return false;
     if (array_ == held && held.use_count() == 2) return true;

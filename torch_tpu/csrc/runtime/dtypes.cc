@@ -51,7 +51,8 @@ pjrt::DType to_pjrt(ScalarType dtype) {
 ScalarType to_torch(pjrt::DType dtype) {
   for (auto [torch_type, pjrt_type] : kTable)
     if (pjrt_type == dtype) return torch_type;
-  TORCH_CHECK(false, "The program has a result of element type ", pjrt::dtype_name(dtype), ", which PyTorch does not have.");
+  TORCH_CHECK(false, "The program has a result of element type ", pjrt::dtype_name(dtype),
+              ", which PyTorch does not have.");
 }
 
 }  // namespace torch_tpu

@@ -33,7 +33,8 @@ uint64_t Generator::seed() {
 
 void Generator::set_state(const c10::TensorImpl& state) {
   at::detail::check_rng_state(state);
-  TORCH_CHECK(state.numel() == 2 * sizeof(uint64_t), "RNG state of a tpu generator must have 16 bytes, got ", state.numel(), ".");
+  TORCH_CHECK(state.numel() == 2 * sizeof(uint64_t), "RNG state of a tpu generator must have 16 bytes, got ",
+              state.numel(), ".");
   uint64_t words[2];
   memcpy(words, state.data(), sizeof(words));
   seed_ = words[0];

@@ -20,8 +20,7 @@ class StreamEvent {
     state_ = std::make_shared<State>();
     auto events = device.outstanding.snapshot();
     state_->waiting = static_cast<int>(events.size()) + 1;
-    for (auto& event : events)
-      event->on_ready([state = state_](const std::string& error) { state->arrive(error); });
+    for (auto& event : events) event->on_ready([state = state_](const std::string& error) { state->arrive(error); });
     state_->arrive({});
   }
   bool query() const { return !state_ || state_->done(); }
@@ -73,14 +72,17 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     } catch (const std::exception&) {  // unchecked by contract: an unknown device leaves the current one
     }
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(Runtime::device_count()); }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return static_cast<c10::DeviceIndex>(Runtime::device_count());
+  }
 
 #if __has_include(<c10/core/DeviceCapability.h>)  // torch 2.12 and newer
   c10::DeviceCapability getDeviceCapability(c10::Device) const override {
     c10::DeviceCapability capability;
     capability.capability_data.capability_bits = 0;
-#define SET_BIT(_, name) \
-  capability.capability_data.capability_bits |= static_cast<uint64_t>(has_pjrt_type(c10::ScalarType::name)) << c10::kIndex_##name;
+#define SET_BIT(_, name)                                                                                    \
+  capability.capability_data.capability_bits |= static_cast<uint64_t>(has_pjrt_type(c10::ScalarType::name)) \
+                                                << c10::kIndex_##name;
     AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS(SET_BIT)
 #undef SET_BIT
     return capability;
@@ -112,7 +114,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     if (event) static_cast<StreamEvent*>(event)->wait();
   }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<StreamEvent*>(event); }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<StreamEvent*>(event);
+  }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK(start && end, "Both events must be recorded before calculating elapsed time.");
     return static_cast<StreamEvent*>(end)->milliseconds_since(*static_cast<StreamEvent*>(start));

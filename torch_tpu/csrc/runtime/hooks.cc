@@ -1,4 +1,6 @@
 // ATen's accelerator hooks: what generic code asks about the device.
+#include "runtime/hooks.h"
+
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/from_blob.h>
@@ -7,13 +9,11 @@
 #include "runtime/allocator.h"
 #include "runtime/dtypes.h"
 #include "runtime/generator.h"
-#include "runtime/hooks.h"
 #include "runtime/pinned.h"
 #include "runtime/runtime.h"
 
 namespace torch_tpu {
 namespace {
-
 
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
@@ -25,7 +25,9 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   void setCurrentDevice(c10::DeviceIndex index) const override { Runtime::exchange_device(index); }
   c10::DeviceIndex getCurrentDevice() const override { return Runtime::current_device(); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override { return Runtime::exchange_device(index); }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return Runtime::exchange_device(index); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return Runtime::exchange_device(index);
+  }
 
   const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
@@ -35,7 +37,9 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
 
-  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override { resize_storage(storage, bytes); }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    resize_storage(storage, bytes);
+  }
 };
 
 struct Register {
@@ -54,7 +58,8 @@ void resize_storage(const c10::Storage& storage, size_t bytes) {
     const auto& array = old->array();
     const auto item = static_cast<int64_t>(pjrt::dtype_size(array->type()->dtype));
     const auto count = (static_cast<int64_t>(bytes) + item - 1) / item;
-    auto resized = at::constant_pad_nd(array_tensor(array, to_torch(array->type()->dtype), {array->type()->numel}), {0, count - array->type()->numel});
+    auto resized = at::constant_pad_nd(array_tensor(array, to_torch(array->type()->dtype), {array->type()->numel}),
+                                       {0, count - array->type()->numel});
     cell->set(Cell::of(resized.storage().unsafeGetStorageImpl())->array());
   }
   impl->set_data_ptr_noswap(std::move(pointer));

@@ -90,7 +90,8 @@ std::vector<Outstanding::EventPtr> Outstanding::snapshot() {
   std::vector<EventPtr> events;
   for (Array* array = head_; array;) {
     Array* next = array->next_;
-    auto event = std::make_shared<pjrt::Event>(array->buffer().deleted() ? pjrt::Event() : array->buffer().ready_event());
+    auto event =
+        std::make_shared<pjrt::Event>(array->buffer().deleted() ? pjrt::Event() : array->buffer().ready_event());
     if (finished(*event))
       unlink(array);  // known to be ready from now on
     else

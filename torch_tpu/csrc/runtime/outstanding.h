@@ -19,12 +19,12 @@ class Outstanding {
   void add(Array* array);
   void remove(Array* array);  // from ~Array
 
-  // A transfer to be waited for too, and what it needs. That is let go later, by a thread of the program: what holds Python
-  // objects must not be freed by a thread of the plugin, which may do so after the interpreter's end.
+  // A transfer to be waited for too, and what it needs. That is let go later, by a thread of the program: what holds
+  // Python objects must not be freed by a thread of the plugin, which may do so after the interpreter's end.
   void adopt(pjrt::Event event, std::shared_ptr<void> keep);
 
-  // Arrays whose memory a program has taken over. XLA lets go of such a handle only when the program has run, and would keep the
-  // caller waiting: the handles, which hold nothing, are kept for a while.
+  // Arrays whose memory a program has taken over. XLA lets go of such a handle only when the program has run, and would
+  // keep the caller waiting: the handles, which hold nothing, are kept for a while.
   void retire(std::vector<ArrayPtr> donated);
   void clear_retired();
 

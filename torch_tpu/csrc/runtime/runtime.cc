@@ -40,9 +40,11 @@ void rethrow(const pjrt::Error& error) {
   TORCH_CHECK(false, error.what());
 }
 
-// ---- memory -------------------------------------------------------------------------------------------------------------
+// ---- memory
+// -------------------------------------------------------------------------------------------------------------
 void MemoryCounters::add(int64_t bytes) {
-  const int64_t now = allocated.fetch_add(bytes, std::memory_order_relaxed) + bytes - freed.load(std::memory_order_relaxed);
+  const int64_t now =
+      allocated.fetch_add(bytes, std::memory_order_relaxed) + bytes - freed.load(std::memory_order_relaxed);
   if (now > peak.load(std::memory_order_relaxed)) peak.store(now, std::memory_order_relaxed);
   const int64_t count = allocations.fetch_add(1, std::memory_order_relaxed) + 1 - frees.load(std::memory_order_relaxed);
   if (count > peak_live.load(std::memory_order_relaxed)) peak_live.store(count, std::memory_order_relaxed);
@@ -53,7 +55,8 @@ void MemoryCounters::remove(int64_t bytes) {
   frees.fetch_add(1, std::memory_order_relaxed);
 }
 
-// ---- scalars ------------------------------------------------------------------------------------------------------------
+// ---- scalars
+// ------------------------------------------------------------------------------------------------------------
 namespace {
 template <typename T>
 void store(const c10::Scalar& value, void* out) {
@@ -65,7 +68,8 @@ void store(const c10::Scalar& value, void* out) {
   } else if (value.isFloatingPoint()) {
     const double number = value.toDouble();
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
-      converted = number >= 0 ? static_cast<T>(static_cast<uint64_t>(number)) : static_cast<T>(static_cast<int64_t>(number));
+      converted =
+          number >= 0 ? static_cast<T>(static_cast<uint64_t>(number)) : static_cast<T>(static_cast<int64_t>(number));
     else
       converted = static_cast<T>(number);
   } else if (value.isBoolean()) {
@@ -109,7 +113,8 @@ void ScalarCache::clear() {
   entries_.clear();
 }
 
-// ---- devices ------------------------------------------------------------------------------------------------------------
+// ---- devices
+// ------------------------------------------------------------------------------------------------------------
 DeviceState::DeviceState(const pjrt::Client& client, c10::DeviceIndex index)
     : index(index), client(client), device(client.devices()[index]) {}
 
@@ -149,8 +154,9 @@ void DeviceState::set_fault_flag(ArrayPtr flag, const ArrayPtr& previous) {
   if (fault_flag_ && fault_flag_ != previous) {
     stray_flags_.push_back(std::move(fault_flag_));
     if (stray_flags_.size() > kStrayFlags)
-      stray_flags_.erase(std::remove_if(stray_flags_.begin(), stray_flags_.end(), [](auto& f) { return read_flag(f) == 0; }),
-                         stray_flags_.end());
+      stray_flags_.erase(
+          std::remove_if(stray_flags_.begin(), stray_flags_.end(), [](auto& f) { return read_flag(f) == 0; }),
+          stray_flags_.end());
   }
   fault_flag_ = std::move(flag);
   fault_flag_dirty_ = true;
@@ -174,9 +180,10 @@ void DeviceState::check_faults() {
     fault_flag_.reset();
   }
   const auto [op, fault] = Runtime::fault(code);
-  const auto sentence = c10::str(fault.text, " in ", op, " on tpu:", static_cast<int>(index),
-                                 ". Debug mode (TORCH_TPU_LAUNCH_BLOCKING=1) finds this at the line of the operator, other modes "
-                                 "at the next synchronisation.");
+  const auto sentence =
+      c10::str(fault.text, " in ", op, " on tpu:", static_cast<int>(index),
+               ". Debug mode (TORCH_TPU_LAUNCH_BLOCKING=1) finds this at the line of the operator, other modes "
+               "at the next synchronisation.");
   TORCH_CHECK_INDEX(fault.error != "IndexError", sentence);
   TORCH_CHECK(false, sentence);
 }
@@ -216,7 +223,8 @@ std::string DeviceState::largest_holders() {
   return cells.empty() ? "none above 1 MiB" : out.str();
 }
 
-// ---- runtime ------------------------------------------------------------------------------------------------------------
+// ---- runtime
+// ------------------------------------------------------------------------------------------------------------
 Runtime::Runtime(Platform platform) : platform_(std::move(platform)) {
   client_ = std::make_unique<pjrt::Client>(pjrt::Plugin::load(platform_.plugin_path), platform_.options);
   const auto count = client_->devices().size();
@@ -231,8 +239,10 @@ Runtime::Runtime(Platform platform) : platform_(std::move(platform)) {
 Runtime& Runtime::get() {
   Runtime* runtime = instance.load(std::memory_order_acquire);
   if (C10_LIKELY(runtime && !forked.load(std::memory_order_relaxed))) return *runtime;
-  TORCH_CHECK(!forked, "Cannot re-initialize tpu in forked subprocess. To use tpu with multiprocessing, you must use the 'spawn' "
-                       "start method (torch.multiprocessing.set_start_method('spawn')).");
+  TORCH_CHECK(
+      !forked,
+      "Cannot re-initialize tpu in forked subprocess. To use tpu with multiprocessing, you must use the 'spawn' "
+      "start method (torch.multiprocessing.set_start_method('spawn')).");
   std::lock_guard<std::mutex> lock(init_mutex);
   if ((runtime = instance.load())) return *runtime;
   TORCH_CHECK(resolve_platform, "torch_tpu is not loaded: import torch_tpu first.");
@@ -270,8 +280,8 @@ void Runtime::shutdown() {
     try {
       device->synchronize();
     } catch (const c10::Error& error) {
-      TORCH_WARN("Work on tpu:", static_cast<int>(device->index), " had failed before the interpreter exited: ",
-                 error.what_without_backtrace());
+      TORCH_WARN("Work on tpu:", static_cast<int>(device->index),
+                 " had failed before the interpreter exited: ", error.what_without_backtrace());
     }
     device->scalars.clear();
     device->outstanding.clear_retired();
@@ -281,8 +291,8 @@ void Runtime::shutdown() {
 
 DeviceState& Runtime::device(c10::DeviceIndex index) {
   if (C10_UNLIKELY(index < 0)) index = current;
-  TORCH_CHECK(static_cast<size_t>(index) < devices_.size(), "invalid device ordinal: tpu:", static_cast<int>(index), " of ",
-              devices_.size(), " tpu device(s).");
+  TORCH_CHECK(static_cast<size_t>(index) < devices_.size(), "invalid device ordinal: tpu:", static_cast<int>(index),
+              " of ", devices_.size(), " tpu device(s).");
   return *devices_[index];
 }
 
@@ -292,7 +302,8 @@ c10::DeviceIndex Runtime::exchange_device(c10::DeviceIndex index) {
   const auto previous = current;
   if (index >= 0 && index != current) {
     const int count = device_count();
-    TORCH_CHECK(index < count, "invalid device ordinal: tpu:", static_cast<int>(index), " of ", count, " tpu device(s).");
+    TORCH_CHECK(index < count, "invalid device ordinal: tpu:", static_cast<int>(index), " of ", count,
+                " tpu device(s).");
     current = index;
   }
   return previous;

@@ -68,8 +68,8 @@ class DeviceState {
   // Copies a host array (row-major) and returns at once when `keep` allows it.
   ArrayPtr from_host(const void* data, const ArrayType* type, std::shared_ptr<void> keep = nullptr);
 
-  // What programs find wrong in their data, such as an index out of range: those that check write the fault's code here; 0 means
-  // none so far.
+  // What programs find wrong in their data, such as an index out of range: those that check write the fault's code
+  // here; 0 means none so far.
   ArrayPtr fault_flag();
   // The flag after a checked program that started from `previous`.
   void set_fault_flag(ArrayPtr flag, const ArrayPtr& previous);
@@ -94,10 +94,10 @@ class DeviceState {
 
 // Where the platform comes from; filled in by Python (torch_tpu/platform.py), which knows the environment.
 struct Platform {
-  std::string name;         // "cpu", "tpu" or the plugin's path
+  std::string name;  // "cpu", "tpu" or the plugin's path
   std::string plugin_path;
   pjrt::Options options;
-  int64_t capacity = 0;     // bytes per device where the plugin does not say
+  int64_t capacity = 0;  // bytes per device where the plugin does not say
 };
 
 class Runtime {
