@@ -33,7 +33,7 @@ build/.extension: $(VENV)/.editable $(CXX_FILES)
 	@mkdir -p $(@D) && touch $@
 
 test: build
-	$(PY) -m pytest tests --ignore=tests/conformance -q $(shell $(PY) -c "import xdist; print('-n 2')" 2>/dev/null) $(ARGS)
+	$(PY) -m pytest tests -q $(shell $(PY) -c "import xdist; print('-n 2')" 2>/dev/null) $(ARGS)
 
 # Every operator description of PyTorch against the CPU (tests/conformance); hours, and it goes on where it was stopped.
 # ARGS="--ops add,nn.functional.* --dtypes float32" runs a part and leaves the table alone.

@@ -31,11 +31,6 @@ LARGE_ELEMENTS = 1 << 14
 #: own.
 LIGHT_ARGUMENTS = 24
 
-_JOINED = re.compile(r'"stablehlo.(?:concatenate"\(.*?-> |scatter"\().*?tensor<((?:\d+x)+)', re.DOTALL)
-_REDUCTION = re.compile(
-    r'"stablehlo.reduce"\(.*?dimensions = array<i64: ([\d, ]+)>\} : \(tensor<((?:\d+x)+)', re.DOTALL
-)
-
 _excess_precision = False
 _unknown: set[str] = set()  # options that this process's plugin does not have
 
@@ -71,7 +66,7 @@ def flags(plan: Plan) -> Flags:
 
 def _elements(plan: Plan) -> int:
     """Elements of the largest array that the program reads or makes."""
-    return max([plan.largest_operand, *(_numel(o.type.shape) for o in plan.outputs)])
+    return max([plan.largest_operand, *(o.type.numel for o in plan.outputs)])
 
 
 def _needs_emitters(plan: Plan) -> bool:
@@ -79,15 +74,9 @@ def _needs_emitters(plan: Plan) -> bool:
 
     It vectorises no operator that writes where it reads, and is slow at joining arrays and at sums down their columns.
     """
-    if any(_numel(plan.outputs[output].type.shape) > LARGE_ELEMENTS for _, output in plan.donations):
+    if any(plan.outputs[output].type.numel > LARGE_ELEMENTS for _, output in plan.donations):
         return True
-    if any(_numel(_shape(sizes)) > LARGE_ELEMENTS for sizes in _JOINED.findall(plan.text)):
-        return True
-    for dims, sizes in _REDUCTION.findall(plan.text):
-        shape = _shape(sizes)
-        if len(shape) - 1 not in map(int, dims.split(",")) and _numel(shape) > LARGE_ELEMENTS:
-            return True
-    return False
+    return max(plan.work.joined, plan.work.summed_down) > LARGE_ELEMENTS
 
 
 @functools.cache
@@ -114,15 +103,3 @@ def compile(plan: Plan) -> Any:
             _unknown.add(refused[1])
             del chosen[refused[1]]
             log.info("torch_tpu: the plugin has no compile option %s; programs are compiled without it.", refused[1])
-
-
-def _shape(sizes: str) -> tuple[int, ...]:
-    """``(2, 3)`` of the text ``2x3x``."""
-    return tuple(map(int, sizes.rstrip("x").split("x")))
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    n = 1
-    for d in shape:
-        n *= d
-    return n

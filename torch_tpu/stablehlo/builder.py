@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -26,6 +27,16 @@ def current() -> Function:
     return stack[-1]
 
 
+@dataclass
+class Work:
+    """What a function does, as far as compile options depend on it. Sizes are of the largest array of each kind."""
+
+    largest: int = 0  # elements of any value, arguments included
+    joined: int = 0  # elements of results that are put together: concatenate, scatter
+    summed_down: int = 0  # elements of operands that are reduced, but not along their last dimension
+    loops: bool = False  # something is repeated as often as data or a library say
+
+
 class Function:
     """One function of a module: arguments, a body, results.
 
@@ -41,10 +52,7 @@ class Function:
         self._counter = 0
         self._indent = 4
         self.location: str | None = None
-        #: elements of the largest value, arguments included
-        self.largest = 0
-        #: whether the body repeats something as often as data or a library say
-        self.loops = False
+        self.work = Work()
         #: text of further private functions of the module, by name
         self.private: dict[str, str] = {}
 
@@ -53,7 +61,7 @@ class Function:
     def argument(self, shape: Shape, dtype: torch.dtype) -> Value:
         """Adds an argument and returns it."""
         value = Value(f"%arg{len(self.arguments)}", tuple(shape), dtype, self)
-        self.largest = max(self.largest, value.numel)
+        self.work.largest = max(self.work.largest, value.numel)
         self.arguments.append(value)
         return value
 
@@ -67,8 +75,8 @@ class Function:
         if pure and (hit := self._known[-1].get(text)) is not None:
             return hit
         name = self.fresh()
-        self.largest = max(self.largest, *(t.numel for t in types), 0)
-        self.loops |= text.startswith(_LOOPS)
+        self.work.largest = max(self.work.largest, *(t.numel for t in types), 0)
+        self.work.loops |= text.startswith(_LOOPS)
         if len(types) == 1:
             results: tuple[Value, ...] = (Value(name, types[0].shape, types[0].dtype, self),)
             left = name

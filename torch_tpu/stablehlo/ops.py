@@ -340,6 +340,7 @@ def concatenate(xs: Sequence[Value], dim: int) -> Value:
         return xs[0]
     shape = list(xs[0].shape)
     shape[dim] = sum(x.shape[dim] for x in xs)
+    current().work.joined = max(current().work.joined, math.prod(shape))
     return current().op("concatenate", xs, Type(tuple(shape), xs[0].dtype), f"dimension = {dim} : i64")
 
 
@@ -403,6 +404,7 @@ def scatter(
     """StableHLO ``scatter`` of one operand; without ``combine`` updates replace. Indices out of range are dropped."""
     vector_dim = indices.ndim - 1 if index_vector_dim is None else index_vector_dim
     function = current()
+    function.work.joined = max(function.work.joined, x.numel)
     scalar = Type((), x.dtype)
     with function.region(scalar, scalar) as ((old, new), region):
         function.return_(combine(old, new) if combine else new)
@@ -439,6 +441,8 @@ def reduce(
     with function.region(*scalars, *scalars) as (args, region):
         function.return_(*body(args[:n], args[n:]))
     gone = set(dims)
+    if xs[0].ndim - 1 not in gone:
+        function.work.summed_down = max(function.work.summed_down, xs[0].numel)
     results = [Type(tuple(d for i, d in enumerate(x.shape) if i not in gone), x.dtype) for x in xs]
     operands = [*xs, *initial]
     text = (

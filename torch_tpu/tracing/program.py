@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_tpu.lowering import view
-from torch_tpu.stablehlo import Type, Value
+from torch_tpu.stablehlo import Type, Value, Work
 from torch_tpu.stablehlo import ops as hlo
 from torch_tpu.tracing.schema import OpInfo, op_info, resolve
 from torch_tpu.tracing.tracer import ListedScalar, ScalarOperand, Tracer
@@ -116,6 +116,7 @@ class Plan:
     brief: bool = False
     faults: list[tuple[str, str]] = field(default_factory=list)  # what it checks: exception and text, by code
     largest_operand: int = 0  # elements
+    work: Work = field(default_factory=Work)  # of a plan that is to be compiled
 
 
 class _Call:
@@ -281,9 +282,10 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
         donations,
         trace.rng_used,
         trace.uses_precision,
-        brief=function.largest <= BRIEF_ELEMENTS and not function.loops,
+        brief=function.work.largest <= BRIEF_ELEMENTS and not function.work.loops,
         faults=list(trace.faults),
         largest_operand=max((v.numel for v in function.arguments), default=0),
+        work=function.work,
     )
 
 
