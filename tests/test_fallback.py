@@ -67,3 +67,15 @@ def test_general_eigenvalues_are_the_host_s_and_say_so() -> None:
     assert torch.tpu.compile_stats()["fallbacks"] == {"aten::linalg_eig": 2, "aten::_linalg_eigvals": 1}
     """
     python(code)
+
+
+def test_a_name_that_is_no_operator_is_a_warning() -> None:
+    code = """
+    import warnings, torch
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.ones(2, device="tpu").exp()
+    said = sorted(str(w.message) for w in caught if "is no operator" in str(w.message))
+    assert len(said) == 2 and "aten::bogus" in said[0] and "aten::mode.nix" in said[1], said
+    """
+    python(code, TORCH_TPU_CPU_FALLBACK="bogus,mode.values,mode.nix,mode")

@@ -28,8 +28,14 @@ _counts: Counter[str] = Counter()
 
 @functools.cache
 def _names() -> frozenset[str]:
-    names = (name.strip() for name in str(config.get("TORCH_TPU_CPU_FALLBACK")).split(","))
-    return frozenset(name if "::" in name else f"aten::{name}" for name in names if name)
+    given = (name.strip() for name in str(config.get("TORCH_TPU_CPU_FALLBACK")).split(","))
+    names = frozenset(name if "::" in name else f"aten::{name}" for name in given if name)
+    for name in names:  # operators of other namespaces may be registered later
+        operator, _, overload = name.partition(".")
+        schemas = torch._C._jit_get_schemas_for_operator(operator)
+        if operator.startswith("aten::") and not any(overload in ("", s.overload_name) for s in schemas):
+            warnings.warn(f"torch_tpu: TORCH_TPU_CPU_FALLBACK names {name}, which is no operator.", stacklevel=3)
+    return names
 
 
 def allowed(name: str) -> bool:
