@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -276,3 +277,30 @@ def test_training_follows_cpu(optimizer: type[torch.optim.Optimizer]) -> None:
         return losses
 
     assert train("tpu") == pytest.approx(train("cpu"), rel=1e-4)
+
+
+def test_attention_in_its_math_form_has_second_gradients() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def second(device: str) -> torch.Tensor:
+        q = torch.linspace(-1, 1, 64).view(1, 2, 4, 8).to(device).requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(q, q, q).square().sum()
+            (grad,) = torch.autograd.grad(out, q, create_graph=True)
+            grad.square().sum().backward()
+        assert q.grad is not None
+        return q.grad.cpu()
+
+    torch.testing.assert_close(second("tpu"), second("cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_takes_the_forms_that_the_user_allows() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q = torch.ones(1, 2, 4, 8, device="tpu", requires_grad=True)
+    for allowed, node in ((SDPBackend.FLASH_ATTENTION, "Overrideable"), (SDPBackend.MATH, "Squeeze|Unsafe|Bmm|View|Mul")):
+        with sdpa_kernel(allowed):
+            out = F.scaled_dot_product_attention(q, q, q)
+        assert out.grad_fn is not None and re.search(node, out.grad_fn.name()), out.grad_fn
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No viable backend"):
+        F.scaled_dot_product_attention(q[0], q[0], q[0])

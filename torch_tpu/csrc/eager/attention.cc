@@ -1,5 +1,6 @@
 // Which form of scaled_dot_product_attention a call takes: one fused program, or the composite of products and a
 // softmax.
+#include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/DispatchStub.h>
@@ -7,6 +8,12 @@
 
 namespace torch_tpu {
 namespace {
+
+// The fused program is what a user of torch.nn.attention.sdpa_kernel means by any of the fused kernels' names.
+bool fused_enabled(const at::Context& context) {
+  return context.userEnabledFlashSDP() || context.userEnabledMemEfficientSDP() || context.userEnabledCuDNNSDP() ||
+         (context.userEnabledOverrideableSDP() && !context.userEnabledMathSDP());
+}
 
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
@@ -17,7 +24,11 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
       query.is_floating_point() && query.scalar_type() == key.scalar_type() && key.scalar_type() == value.scalar_type();
   const bool both_masks = is_causal && mask && mask->defined();  // the composite raises PyTorch's error
   const bool fused = dense && floating && !both_masks && query.numel() > 0 && key.numel() > 0 && value.numel() > 0;
-  return static_cast<int64_t>(fused ? at::SDPBackend::overrideable : at::SDPBackend::math);
+  const auto& context = at::globalContext();
+  if (fused && fused_enabled(context)) return static_cast<int64_t>(at::SDPBackend::overrideable);
+  TORCH_CHECK(context.userEnabledMathSDP(), "No viable backend for scaled_dot_product_attention was found. ",
+              "The fused form on tpu takes dense floating tensors of four dimensions; the math form is disabled.");
+  return static_cast<int64_t>(at::SDPBackend::math);
 }
 
 }  // namespace
