@@ -298,7 +298,10 @@ def test_attention_takes_the_forms_that_the_user_allows() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q = torch.ones(1, 2, 4, 8, device="tpu", requires_grad=True)
-    for allowed, node in ((SDPBackend.FLASH_ATTENTION, "Overrideable"), (SDPBackend.MATH, "Squeeze|Unsafe|Bmm|View|Mul")):
+    for allowed, node in (
+        (SDPBackend.FLASH_ATTENTION, "Overrideable"),
+        (SDPBackend.MATH, "Squeeze|Unsafe|Bmm|View|Mul"),
+    ):
         with sdpa_kernel(allowed):
             out = F.scaled_dot_product_attention(q, q, q)
         assert out.grad_fn is not None and re.search(node, out.grad_fn.name()), out.grad_fn
