@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -204,3 +205,21 @@ def test_what_cpu_kernels_lack_is_no_error_of_the_device(dtype: torch.dtype) -> 
     assert (empty.t() == empty.t()).shape == (3, 0)
     assert empty.view(-1).clone().shape == (0,)
     assert torch.cat([empty, empty]).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t, x: t.add_(x),
+        lambda t, x: torch.mul(x, x, out=t),
+        lambda t, x: torch.sum(x, 0, out=t),
+        lambda t, x: torch._foreach_add_([t], [x]),
+        lambda t, x: t.masked_fill_(x.bool(), 1.0),
+        lambda t, x: t.addcmul_(x, x),
+    ],
+)
+def test_a_cpu_scalar_is_read_as_a_number_and_never_written_in_vain(write: Any) -> None:
+    t, x = torch.tensor(0.0), torch.ones((), device="tpu")
+    with pytest.raises(RuntimeError, match="on the same device.*tpu:0 and cpu"):
+        write(t, x)
+    assert t.item() == 0 and (x + t).item() == 1

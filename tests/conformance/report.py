@@ -66,8 +66,8 @@ def summary(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def table(results: Sequence[Result]) -> str:
-    """The Markdown text of ``docs/ops.md``."""
+def table(results: Sequence[Result], samples: int) -> str:
+    """The Markdown text of ``docs/ops.md``, for a run of at most ``samples`` samples a case."""
     by_case = {case_of(r): r for r in counted(results)}
     names = list(dict.fromkeys(c.op for c in by_case))
     columns = (*DTYPES, NO_DTYPE)
@@ -77,6 +77,7 @@ def table(results: Sequence[Result]) -> str:
         "",
         "Written by `make conformance`; do not edit. A pair is an operator, a dtype and a kind of test for which CPU",
         "PyTorch passes a sample of PyTorch's own descriptions. Pairs that the device fails stand in bold.",
+        f"This run took at most {samples} samples of each description.",
         "",
         "| | passed |",
         "|---|---|",

@@ -229,5 +229,5 @@ def main(arguments: list[str] | None = None) -> int:
     found = [results.known[case] for case in wanted if case in results.known]
     print(report.summary(found))
     if options.table is not None:
-        options.table.write_text(report.table(found))
+        options.table.write_text(report.table(found, options.samples))
     return 1 if report.unexpected(found) else 0

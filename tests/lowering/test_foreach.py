@@ -185,3 +185,47 @@ def test_unscale(dtype: torch.dtype, bad: float | None) -> None:
 def test_update_scale(found: float, tracker: int, scale: float) -> None:
     state = torch.tensor(float(scale)), torch.tensor(tracker, dtype=torch.int32), torch.tensor(float(found))
     check_written(aten._amp_update_scale_.default, *state, 2.0, 0.5, 5)
+
+
+# ---- lists that name memory twice -----------------------------------------------------------------------------------
+def _twice(d: str) -> list[Any]:
+    a = torch.ones(3, device=d)
+    torch._foreach_add_([a, a], 1)
+    return [a]
+
+
+def _overlapping(d: str) -> list[Any]:
+    a = torch.ones(3, device=d)
+    torch._foreach_mul_([a[:2], a[1:]], 3)
+    return [a]
+
+
+def _crossed(d: str) -> list[Any]:
+    a, b = torch.ones(2, device=d), torch.full((2,), 2.0, device=d)
+    torch._foreach_add_([a, b], [b, a])
+    return [a, b]
+
+
+def _transposed(d: str) -> list[Any]:
+    a = torch.ones(2, 2, device=d)
+    torch._foreach_add_([a, a.t()], 1)
+    return [a]
+
+
+def _disjoint(d: str) -> list[Any]:
+    a = torch.arange(6.0, device=d)
+    torch._foreach_mul_([a[:3], a[3:]], [a[:3], a[3:]])
+    return [a]
+
+
+def _clipped(d: str) -> list[Any]:
+    p = torch.nn.Parameter(torch.ones(3, device=d))
+    p.grad = torch.full((3,), 10.0, device=d)
+    torch.nn.utils.clip_grad_norm_([p, p], 1.0)
+    return [p.grad]
+
+
+@pytest.mark.parametrize("case", [_twice, _overlapping, _crossed, _transposed, _disjoint, _clipped])
+def test_items_of_a_list_are_written_in_order(case: Any) -> None:
+    for got, want in zip(case("tpu"), case("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want)

@@ -230,3 +230,8 @@ def test_histogram(bounds: tuple[float, float]) -> None:
         check(aten.histc.default, torch.randn(100).to(dtype), 10, *bounds)
     check(aten.histc.default, torch.ones(3), 4, *bounds)
     check(aten.histc.default, torch.tensor([1.0, NAN, 2.0, 3.0]), 4, 1, 3)
+
+
+def test_histc_counts_integers_as_cuda_does() -> None:
+    x = torch.tensor([0, 1, 1, 3], dtype=torch.int32, device="tpu")
+    assert torch.histc(x, 4, 0, 3).tolist() == [1, 2, 0, 1] and torch.histc(x, 4, 0, 3).dtype == torch.int32

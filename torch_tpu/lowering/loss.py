@@ -34,6 +34,7 @@ def binary_cross_entropy(
     c = compute_dtype(x.dtype)
     p, y = hlo.convert(x, c), hlo.convert(target, c)
     tracer().check(~hlo.and_(p >= 0.0, p <= 1.0), "all elements of input should be between 0 and 1")
+    tracer().check(~hlo.and_(y >= 0.0, y <= 1.0), "all elements of target should be between 0 and 1")
     low = hlo.full_like(p, -100.0)
     loss = (y - 1.0) * hlo.maximum(hlo.log_plus_one(-p), low) - y * hlo.maximum(hlo.log(p), low)
     if weight is not None:

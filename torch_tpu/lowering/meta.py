@@ -96,6 +96,13 @@ def geqrf(a: Tensor) -> tuple[Tensor, Tensor]:
     return packed, a.new_empty((*a.shape[:-2], min(a.shape[-2:])))
 
 
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """Also of integers, as on CUDA: mixtures of experts count their tokens so."""
+    torch._check(bins > 0, lambda: f"bins must be > 0, but got {bins}")
+    torch._check(max >= min, lambda: "max must be larger than min")
+    return x.new_empty((bins,))
+
+
 def linalg_lstsq(
     a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from torch_tpu.lowering.common import compute_dtype, lowest
+from torch_tpu.lowering.common import compute_dtype, lowest, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.taps import Row, as_rows, resample, scatter_sum, transposed, windows
 from torch_tpu.stablehlo import Shape, Type, Value
@@ -337,6 +337,7 @@ def _placed(x: Value, at: Value, rank: int, out: Shape) -> Value:
     size = math.prod(out[-rank:])
     if 0 in (batch, n, size):
         return hlo.constant(0, x.dtype, out)
+    tracer().check(hlo.or_(at < 0, at >= size), "Found an invalid max index")
     rows = hlo.convert(at, torch.int32)
     blank = hlo.constant(0, x.dtype, (batch, size))
     y = hlo.scatter(

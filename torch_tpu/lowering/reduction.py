@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from torch_tpu.lowering import meta
 from torch_tpu.lowering.common import (
     Number,
     Scalar,
@@ -307,7 +308,7 @@ def hash_tensor(x: Value, dim: Sequence[int], *, keepdim: bool, mode: int, resul
 
 
 # ---- histogram ------------------------------------------------------------------------------------------------------
-@lower("histc")
+@lower("histc", meta=meta.histc)
 def histc(x: Value, bins: int = 100, min: Scalar = 0, max: Scalar = 0, *, result: list[Type]) -> Value:
     """Counts per bin of equal width; equal bounds mean the data's own, and a range of no width is widened by one."""
     dtype = compute_dtype(x.dtype)

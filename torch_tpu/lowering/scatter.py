@@ -179,7 +179,7 @@ def _source_slices(source: Value, flat: Value, dim: int, count: int) -> Value:
 
 @lower("index_add")
 def index_add(x: Value, dim: int, index: Value, source: Value, *, alpha: Scalar = 1) -> Value:
-    flat, dim, positions, place = _slices(x, dim, index, RuntimeError)
+    flat, dim, positions, place = _slices(x, dim, index, IndexError if x.ndim <= 1 else RuntimeError)
     source = hlo.convert(_source_slices(source, flat, dim, positions.numel), compute_dtype(x.dtype))
     if not (isinstance(alpha, int) and alpha == 1):
         source = hlo.multiply(source, as_value(alpha, source.dtype, source.shape))
@@ -268,7 +268,11 @@ def _from_masks(masks: list[Value], length: int, exact: bool, alone: bool) -> li
             first = hlo.broadcast_in_dim(hlo.slice_(found, [0], [1]), found.shape, [0])
             found, fits = hlo.select(one, first, found), hlo.or_(fits, one)
         if exact or len(masks) > 1:
-            tracer().check(hlo.not_(fits), "a mask has other than the expected number of true elements", IndexError)
+            tracer().check(
+                hlo.not_(fits),
+                "shape mismatch: a mask has another number of true elements",
+                RuntimeError if exact else IndexError,
+            )
         out.append(coordinates(hlo.select(used, found, mask.numel), mask.shape))
     return out
 

@@ -1,6 +1,7 @@
 #include "eager/call.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "runtime/dtypes.h"
@@ -98,7 +99,7 @@ int32_t Call::slot_of(Cell* cell) {
   return static_cast<int32_t>(slots.size() - 1);
 }
 
-void Call::read_tensor(const at::Tensor& tensor) {
+void Call::read_tensor(const at::Tensor& tensor, bool is_written) {
   if (!tensor.defined()) {
     key.push_back(kAbsent);
     return;
@@ -106,7 +107,8 @@ void Call::read_tensor(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   const auto dtype = static_cast<uint64_t>(impl->dtype().toScalarType());
   if (C10_UNLIKELY(impl->device_type() != kTpu)) {
-    TORCH_CHECK(impl->device_type() == c10::DeviceType::CPU && impl->dim() == 0 && impl->layout() == c10::kStrided,
+    TORCH_CHECK(impl->device_type() == c10::DeviceType::CPU && impl->dim() == 0 && !is_written &&
+                    impl->layout() == c10::kStrided,
                 "Expected all tensors to be on the same device, but found at least two devices, tpu:",
                 static_cast<int>(device < 0 ? Runtime::current_device() : device), " and ", impl->device(), "!");
     key.push_back(kHost | dtype << 8 | static_cast<uint64_t>(impl->is_wrapped_number()) << 16);
@@ -191,6 +193,38 @@ void Call::read_static(const c10::IValue& value) {
   }
 }
 
+bool Call::items_overlap(size_t n) const {
+  struct Range {
+    int32_t slot;
+    int64_t low, high;  // bytes, both inside
+    size_t item;
+    bool is_written;
+    auto key() const { return std::tie(slot, low, high, item); }
+  };
+  std::vector<Range> ranges;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto* impl = tensors[i].tensor;
+    if (impl->numel() == 0) continue;
+    const auto itemsize = static_cast<int64_t>(impl->itemsize());
+    int64_t reach = 0;
+    for (int64_t d = 0; d < impl->dim(); ++d) reach += (impl->size(d) - 1) * impl->stride(d);
+    const int64_t low = impl->storage_offset() * itemsize;
+    ranges.push_back({tensors[i].slot, low, low + (reach + 1) * itemsize - 1, i % n, i < n});
+  }
+  std::sort(ranges.begin(), ranges.end(), [](auto& a, auto& b) { return a.key() < b.key(); });
+  int64_t read = -1, written = -1;  // the last byte so far
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const Range& range = ranges[i];
+    const Range* before = i ? &ranges[i - 1] : nullptr;
+    if (!before || before->slot != range.slot) read = written = -1;
+    const bool same = before && before->key() == range.key();  // an item that reads what it writes
+    if (!same && (range.low <= written || (range.is_written && range.low <= read))) return true;
+    read = std::max(read, range.high);
+    if (range.is_written) written = std::max(written, range.high);
+  }
+  return false;
+}
+
 void Call::read_number_classes() {
   uint64_t classes = 1;
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -210,7 +244,7 @@ void Call::read(const std::vector<ArgumentSpec>& specs, const c10::IValue* argum
     switch (spec.kind) {
       case ArgumentSpec::kTensor:
         if (value.isTensor())
-          read_tensor(value.toTensor());
+          read_tensor(value.toTensor(), spec.is_written);
         else
           key.push_back(kAbsent);
         break;
@@ -223,7 +257,7 @@ void Call::read(const std::vector<ArgumentSpec>& specs, const c10::IValue* argum
         key.push_back(kList | list.size() << 8);
         for (const auto& item : list)
           if (item.isTensor())
-            read_tensor(item.toTensor());
+            read_tensor(item.toTensor(), spec.is_written);
           else
             key.push_back(kAbsent);
         break;

@@ -18,6 +18,7 @@ namespace torch_tpu {
 // What the kernel needs to know of a schema argument, read once per operator.
 struct ArgumentSpec {
   enum Kind : uint8_t { kTensor, kTensors, kScalar, kScalars, kFloat, kGenerator, kOther } kind = kOther;
+  bool is_written = false;
   bool is_static = false;  // Scalars, floats, run-time integers: part of the program
   std::optional<c10::IValue> default_value;
 };
@@ -38,6 +39,10 @@ class Call {
   // numbers. A number of another kind is another key, so the operator's own check runs when its program is built.
   void read_number_classes();
 
+  // For lists of `n` tensors each, of which the first is written item by item: whether an item overlaps the memory of
+  // another item that is written, so that the order of the items counts.
+  bool items_overlap(size_t n) const;
+
   Key key;
   c10::SmallVector<TensorRef, 8> tensors;
   c10::SmallVector<Cell*, 8> slots;
@@ -47,7 +52,7 @@ class Call {
   c10::DeviceIndex device = -1;
 
  private:
-  void read_tensor(const at::Tensor& tensor);
+  void read_tensor(const at::Tensor& tensor, bool is_written = false);
   void read_number(const c10::IValue& value, const ArgumentSpec& spec);
   void read_static(const c10::IValue& value);
   int32_t slot_of(Cell* cell);

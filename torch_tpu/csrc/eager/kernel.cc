@@ -64,12 +64,14 @@ void Kernel::prepare() {
       return std::find(names.begin(), names.end(), argument.name()) != names.end();
     };
     out.kind = named_in(spec.run_time_integers) ? ArgumentSpec::kScalar : kind_of(argument);
+    out.is_written = argument.alias_info() && argument.alias_info()->isWrite();
     out.is_static = spec.all_static || named_in(spec.static_arguments);
     if (argument.default_value()) out.default_value = *argument.default_value();
-    if (out.kind == ArgumentSpec::kTensor && argument.alias_info() && argument.alias_info()->isWrite())
-      written_.push_back(arguments_.size());
+    if (out.kind == ArgumentSpec::kTensor && out.is_written) written_.push_back(arguments_.size());
     arguments_.push_back(std::move(out));
   }
+  is_foreach_ = name_.rfind("aten::_foreach_", 0) == 0 && arguments_[0].is_written &&
+                op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   spec_ = std::move(spec);
   prepared_.store(true, std::memory_order_release);
 }
@@ -120,6 +122,11 @@ void Kernel::run(const c10::IValue* arguments, Results* results) {
   if (C10_UNLIKELY(spec_.checks_numbers)) call.read_number_classes();
   // Only a storage that is named twice can overlap itself.
   if (C10_UNLIKELY(spec_.elementwise && call.tensors.size() > call.slots.size())) check_partial_overlap(arguments);
+  if (C10_UNLIKELY(is_foreach_ && call.tensors.size() > call.slots.size()) &&
+      call.items_overlap(arguments[0].toListRef().size())) {
+    torch::jit::Stack stack(arguments, arguments + arguments_.size());  // one operator an item, in order
+    return op_.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+  }
   const uint64_t hash = hash_key(call.key);
   ProgramPtr program = programs_.find(call.key, hash);
   if (C10_UNLIKELY(!program)) {

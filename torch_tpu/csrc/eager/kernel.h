@@ -42,6 +42,7 @@ class Kernel final {
   std::atomic<bool> prepared_{false};
   ProgramTable programs_;
   std::atomic<bool> uses_precision_{false};
+  bool is_foreach_ = false;      // in place, on lists
   std::vector<size_t> written_;  // arguments that are written, lists left out
   OperatorSpec spec_;
 };
