@@ -316,16 +316,16 @@ def measure(c: Case, dtype: torch.dtype, repeats: int, clock: Callable[[], float
     tensors = [make(dtype) for make in c.inputs]
     with torch.tpu.precision(torch.tpu.Precision[c.precision]):
         cpu, tpu = c.bound(tensors), waited(c.bound([t.detach().to("tpu") for t in tensors]))
-        before, start = torch.tpu.compile_stats()["compiled"], clock()
+        before = len(torch.tpu.compile_stats()["compiles"])
         tpu()
-        compiled, seconds = torch.tpu.compile_stats()["compiled"] - before, clock() - start
+        compiles = [c["seconds"] for c in torch.tpu.compile_stats()["compiles"][before:] if c["source"] == "compiled"]
         cpu(), tpu()
         start = clock()
         cpu()
         one = clock() - start
         calls = max(1, min(200, int(0.005 / max(one, 1e-6))))
         times = together(cpu, tpu, calls=calls, repeats=repeats if one < 0.3 else 3, clock=clock)
-    return *times, [seconds / compiled] * compiled if compiled else []
+    return *times, compiles
 
 
 def main() -> None:

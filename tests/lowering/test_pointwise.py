@@ -442,3 +442,18 @@ def test_lazy_conjugation() -> None:
     check(aten.copy_.default, target.conj(), z)
     check(aten.copy_.default, target.conj(), z.conj())
     check(aten.add_.Tensor, z.conj().clone().conj(), z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_mask_does_not_hide_what_is_not_finite(dtype: torch.dtype) -> None:
+    x = torch.tensor([math.inf, math.nan, -2.0], dtype=dtype)
+    no = torch.zeros(3, dtype=torch.bool)
+    for function in (lambda x, m: x * m, lambda x, m: m * x, lambda x, m: x.clone().mul_(m), lambda x, m: x * m.to(x)):
+        got, want = function(x.tpu(), no.tpu()).cpu(), function(x, no)
+        torch.testing.assert_close(got, want, equal_nan=True)
+        assert torch.equal(got.signbit()[2], want.signbit()[2])
+    z = torch.tensor([[math.nan, 1.0], [2.0, 1.0]], dtype=dtype)
+    got, want = (t.requires_grad_() for t in (z.tpu(), z))
+    got.amax(1).sum().backward()
+    want.amax(1).sum().backward()
+    torch.testing.assert_close(got.grad.cpu(), want.grad, equal_nan=True)

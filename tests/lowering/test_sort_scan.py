@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -156,3 +158,14 @@ def test_backward_of_cumulative_products() -> None:
     x = torch.tensor([[1.0, 2.0, -3.0], [0.0, 2.0, 0.0]])
     check(aten.cumprod_backward.default, torch.randn(2, 3), x, 1, x.cumprod(1), rtol=1e-4, atol=1e-4)
     check(aten.diff.default, x)
+
+
+@pytest.mark.parametrize("dim, shape", [(1, (3,)), (-3, (2, 2)), (1, ()), (2, (2, 2))])
+def test_a_dimension_that_is_not_there_is_the_cpus_error(dim: int, shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape)
+    with pytest.raises(IndexError) as cpu:
+        x.sort(dim)
+    with pytest.raises(IndexError, match=re.escape(str(cpu.value))):
+        x.tpu().sort(dim)
+    with pytest.raises(IndexError):
+        x.tpu().argsort(dim)

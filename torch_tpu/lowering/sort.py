@@ -71,6 +71,9 @@ def sorted_with_positions(x: Value, dim: int, descending: bool = False) -> tuple
 
 
 def _axis(x: Value, dim: int) -> tuple[Value, int]:
+    n = max(x.ndim, 1)
+    if not -n <= dim < n:  # some of PyTorch's meta kernels do not look
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})")
     return (hlo.reshape(x, (1,)), 0) if x.ndim == 0 else (x, dim % x.ndim)
 
 

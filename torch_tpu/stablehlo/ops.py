@@ -105,6 +105,9 @@ def convert(x: Value, dtype: torch.dtype) -> Value:
         return complex_(part, full_like(part, 0))
     if dtype == torch.bool:
         return compare(x, constant(0, x.dtype, x.shape), "NE")
+    if x.dtype == torch.bool and dtype.is_floating_point:
+        # XLA takes a product with a converted bool for a choice between the factor and 0: NaN and infinities are lost.
+        return current().op("convert", [convert(x, torch.uint8)], Type(x.shape, dtype))
     if x.dtype.is_floating_point and dtype in (torch.uint8, torch.int8, torch.int16, torch.uint16):
         # Out-of-range floats wrap through a wide integer on the CPU backend of PyTorch; XLA would saturate.
         x = convert(x, torch.int64 if x.dtype == torch.float64 else torch.int32)
