@@ -223,3 +223,26 @@ def test_a_cpu_scalar_is_read_as_a_number_and_never_written_in_vain(write: Any) 
     with pytest.raises(RuntimeError, match="on the same device.*tpu:0 and cpu"):
         write(t, x)
     assert t.item() == 0 and (x + t).item() == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, m: x - m,
+        lambda x, m: m - x,
+        lambda x, m: m - 1,
+        lambda x, m: 1 - m,
+        lambda x, m: x - True,
+        lambda x, m: x.sub_(m),
+        lambda x, m: torch._foreach_sub([x], [m]),
+        lambda x, m: torch.add(x, x, alpha=True),
+        lambda x, m: x.add_(x, alpha=True),
+    ],
+)
+def test_bools_are_not_subtracted_and_scale_nothing(call: Any) -> None:
+    x, m = torch.ones(2), torch.ones(2, dtype=torch.bool)
+    with pytest.raises(RuntimeError) as cpu:
+        call(x, m)
+    with pytest.raises(RuntimeError, match=re.escape(str(cpu.value))):
+        call(x.tpu(), m.tpu())
+    assert (m.tpu() + m.tpu()).tolist() == [True, True] and (x.tpu() + m.tpu()).tolist() == [2, 2]

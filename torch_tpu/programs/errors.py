@@ -85,6 +85,7 @@ _SAME_DTYPE = frozenset(
     "mm bmm addmm baddbmm addbmm mv addmv addr dot vdot index_put _index_put_impl_ linalg_vecdot".split()
 )
 _UNCHECKED = frozenset("aminmax bucketize complex masked_scatter multinomial".split())
+_NOT_OF_BOOL = frozenset("sub rsub _foreach_sub add _foreach_add".split())  # operands of sub, alpha of both
 _WHOLE_NUMBERS = frozenset("bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ index_select".split())
 
 
@@ -102,6 +103,8 @@ def looks_wrong(name: str, description: list[Any]) -> bool:
         )
     if functional in _WHOLE_NUMBERS:
         return any(t.dtype.is_floating_point for t in tensors)
+    if functional in _NOT_OF_BOOL:
+        return 0 in _kinds(description)
     if functional == "pow":
         return any(_is_negative_integer(item) for item in description)
     if functional in ("_softmax", "_log_softmax"):
