@@ -64,7 +64,7 @@ GAPS: list[Gap] = [
     *_gaps("the CPU lays a strided out= out anew", "nn.functional.linear/*/out"),
     # ---- to be mended ----------------------------------------------------------------------------------------------
     *_gaps(
-        "the CPU's choice of a kernel for mixed layouts, and with it the result's, depends on sizes and threads",
+        "open: strides for mixed layouts; it seems that the CPU's choice of a kernel decides",
         "nn.functional.conv1d/*/layout",
         "nn.functional.conv_transpose3d/*/layout",
     ),

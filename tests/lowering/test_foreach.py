@@ -229,3 +229,12 @@ def _clipped(d: str) -> list[Any]:
 def test_items_of_a_list_are_written_in_order(case: Any) -> None:
     for got, want in zip(case("tpu"), case("cpu"), strict=True):
         torch.testing.assert_close(got.cpu(), want)
+
+
+def test_a_number_among_the_items_does_not_hide_their_order() -> None:
+    def run_on(d: str) -> list[list[float]]:
+        a, b = torch.ones(2, device=d), torch.ones(2, device=d)
+        torch._foreach_add_([a, b], [torch.tensor(1.0), a])
+        return [a.tolist(), b.tolist()]
+
+    assert run_on("tpu") == run_on("cpu") == [[2, 2], [3, 3]]

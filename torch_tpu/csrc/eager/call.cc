@@ -201,6 +201,7 @@ bool Call::items_overlap(size_t n) const {
     bool is_written;
     auto key() const { return std::tie(slot, low, high, item); }
   };
+  if (tensors.size() % n) return true;  // a number among the items hides which tensor belongs to which
   std::vector<Range> ranges;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto* impl = tensors[i].tensor;

@@ -16,7 +16,7 @@
 
 namespace torch_tpu {
 
-// What a call looks like to the program table: everything that changes the program, as words. See key.h for the
+// What a call looks like to the program table: everything that changes the program, as words. See Call for the
 // encoding.
 using Key = c10::SmallVector<uint64_t, 64>;
 uint64_t hash_key(const Key& key);
