@@ -103,6 +103,16 @@ ONE_PROGRAM: dict[str, Snippet] = {
     "pad value": lambda w, k: F.pad(w.x, (1, 1), value=float(k)),
     "masked_fill": lambda w, k: w.x.masked_fill(w.y > 0, float(k)),
     "leaky_relu": lambda w, k: F.leaky_relu(w.x, 0.1 * (k + 1)),
+    "attention scale": lambda w, k: w.gradient(
+        F.scaled_dot_product_attention(*[w.leaf.view(1, 2, 32, 8)] * 3, scale=0.1 * (k + 1))
+    ),
+    "layer_norm eps": lambda w, k: w.gradient(F.layer_norm(w.leaf, (8,), eps=1e-4 * (k + 1))),
+    "rms_norm eps": lambda w, k: w.gradient(F.rms_norm(w.leaf, (8,), eps=1e-4 * (k + 1))),
+    "group_norm eps": lambda w, k: w.gradient(F.group_norm(w.leaf, 2, eps=1e-4 * (k + 1))),
+    "batch_norm eps": lambda w, k: w.gradient(F.batch_norm(w.leaf, w.y[0], w.y[1] ** 2, eps=1e-4 * (k + 1))),
+    "batch_norm eps and momentum": lambda w, k: w.gradient(
+        F.batch_norm(w.leaf, w.y[0], w.y[1], training=True, momentum=0.05 + 0.1 * k, eps=1e-4 * (k + 1))
+    ),
     "foreach": lambda w, k: torch._foreach_add([w.x, w.y], [k + 0.5, k + 1.0]),
     "tensor from a number": lambda w, k: torch.tensor([k, k + 1], device="tpu") * 2,
     "arange of one length": lambda w, k: torch.arange(k, k + 5, device="tpu"),

@@ -58,12 +58,12 @@ class Attention:
     key: Value
     value: Value
     bias: Value | None
-    scale: float
+    scale: Scalar
     causal: bool
     full: Shape  # of the scores: [B, G H, L, S]
 
     @staticmethod
-    def of(query: Value, key: Value, value: Value, bias: Value | None, scale: float | None, causal: bool) -> Attention:
+    def of(query: Value, key: Value, value: Value, bias: Value | None, scale: Scalar | None, causal: bool) -> Attention:
         query, key, value = (_four(v) for v in (query, key, value))
         batch, heads, length, width = query.shape
         full = (batch, heads, length, key.shape[2])
@@ -71,14 +71,17 @@ class Attention:
         return Attention(fold(query, key.shape[1]), key, value, bias, scale, causal, full)
 
     def scores(self) -> Value:
-        s = _rows_by_columns(self.query, self.key, (3, 3)) * self.scale
-        s = hlo.reshape(s, self.full)
+        s = _rows_by_columns(self.query, self.key, (3, 3))
+        s = hlo.reshape(self.scaled(s), self.full)
         if self.bias is not None:
             s = self.masked(s, self.bias)
         if self.causal:
             i, j = (hlo.iota(self.full, d, torch.int32) for d in (2, 3))
             s = hlo.select(hlo.compare(j, i, "LE"), s, _NEGATIVE_INFINITY)
         return s
+
+    def scaled(self, x: Value) -> Value:
+        return x * as_value(self.scale, x.dtype, x.shape)
 
     def masked(self, s: Value, bias: Value) -> Value:
         if bias.dtype == torch.bool:  # true takes part
@@ -109,10 +112,10 @@ def _attention_meta(query: Tensor, key: Tensor, value: Tensor, bias: Any = None,
     return out, *others
 
 
-@lower("_scaled_dot_product_fused_attention_overrideable", static=("scale",), meta=_attention_meta)
+@lower("_scaled_dot_product_fused_attention_overrideable", meta=_attention_meta)
 def attention(
     query: Value, key: Value, value: Value, bias: Value | None = None, dropout_p: Scalar = 0.0, causal: bool = False,
-    return_mask: bool = False, *, scale: float | None = None,
+    return_mask: bool = False, *, scale: Scalar | None = None,
 ) -> list[Value | None]:  # fmt: skip
     """Output, and the log of each row's sum of exponentials for the backward pass. A row without keys gives zeros."""
     a = Attention.of(query, key, value, bias, scale, causal)
@@ -152,11 +155,11 @@ def _state(seed: Value, offset: Value) -> Value:
     return hlo.concatenate(parts, 0)
 
 
-@lower("_scaled_dot_product_fused_attention_overrideable_backward", static=("scale",))
+@lower("_scaled_dot_product_fused_attention_overrideable_backward")
 def attention_backward(
     grad: Value, query: Value, key: Value, value: Value, bias: Value | None, mask: list[bool], out: Value,
     logsumexp: Value, cum_q: None, cum_k: None, max_q: int, max_k: int, dropout_p: Scalar, causal: bool, seed: Value,
-    offset: Value, *, scale: float | None = None,
+    offset: Value, *, scale: Scalar | None = None,
 ) -> list[Value | None]:  # fmt: skip
     """Recomputes the weights from ``logsumexp`` (Dao et al. 2022, arXiv:2205.14135, appendix B)."""
     a = Attention.of(query, key, value, bias, scale, causal)
@@ -176,9 +179,9 @@ def attention_backward(
     finish = lambda x, like: hlo.reshape(hlo.convert(x, like.dtype), like.shape)  # noqa: E731
     grads: list[Value | None] = [None] * 4
     if mask[0]:
-        grads[0] = finish(_rows_by_columns(narrow, a.key, (3, 2)) * a.scale, query)
+        grads[0] = finish(a.scaled(_rows_by_columns(narrow, a.key, (3, 2))), query)
     if mask[1]:
-        grads[1] = finish(_rows_by_columns(narrow, a.query, (2, 2)) * a.scale, key)
+        grads[1] = finish(a.scaled(_rows_by_columns(narrow, a.query, (2, 2))), key)
     if mask[2]:
         grads[2] = finish(_rows_by_columns(a.folded(hlo.convert(dropped, value.dtype)), go, (2, 2)), value)
     if mask[3] and bias is not None:
@@ -247,11 +250,11 @@ def multi_head_attention(
     return [out, weights]
 
 
-def _layer_norm(x: Value, weight: Value, bias: Value, eps: float) -> Value:
+def _layer_norm(x: Value, weight: Value, bias: Value, eps: Scalar) -> Value:
     wide = hlo.convert(x, compute_dtype(x.dtype))
     centered = wide - hlo.broadcast_to(_last(wide, "sum") * (1 / x.shape[-1]), x.shape)
     variance = _last(centered * centered, "sum") * (1 / x.shape[-1])
-    y = centered * hlo.broadcast_to(hlo.rsqrt(variance + eps), x.shape)
+    y = centered * hlo.broadcast_to(hlo.rsqrt(variance + as_value(eps, variance.dtype, variance.shape)), x.shape)
     weight, bias = (hlo.broadcast_to(hlo.convert(v, y.dtype), y.shape) for v in (weight, bias))
     return hlo.convert(y * weight + bias, x.dtype)
 
@@ -261,10 +264,10 @@ def _gelu(x: Value) -> Value:
     return hlo.convert(wide * 0.5 * (hlo.erf(wide * 0.5**0.5) + 1), x.dtype)
 
 
-@lower("_transformer_encoder_layer_fwd", static=("eps",))
+@lower("_transformer_encoder_layer_fwd")
 def transformer_encoder_layer(
     x: Value, width: int, heads: int, qkv_weight: Value, qkv_bias: Value, out_weight: Value, out_bias: Value,
-    use_gelu: bool, norm_first: bool, eps: float, weight_1: Value, bias_1: Value, weight_2: Value, bias_2: Value,
+    use_gelu: bool, norm_first: bool, eps: Scalar, weight_1: Value, bias_1: Value, weight_2: Value, bias_2: Value,
     ffn_weight_1: Value, ffn_bias_1: Value, ffn_weight_2: Value, ffn_bias_2: Value, mask: Value | None = None,
     mask_type: int | None = None,
 ) -> Value:  # fmt: skip

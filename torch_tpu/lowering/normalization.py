@@ -29,6 +29,10 @@ def _affine(y: Value, weight: Value | None, bias: Value | None, dims: Sequence[i
     return y
 
 
+def _inverse_root(variance: Value, eps: Scalar) -> Value:
+    return hlo.rsqrt(variance + as_value(eps, variance.dtype, variance.shape))
+
+
 def _input_gradient(g: Value, y: Value, rstd: Value, dims: Sequence[int], centred: bool = True) -> Value:
     """``dx`` as in the module's text; ``rstd`` broadcasts against ``g``."""
     inner = g - y * spread(average(g * y, dims, keepdim=True), g)
@@ -52,7 +56,7 @@ def _batch_dims(x: Value) -> list[int]:
 
 def _batch_norm(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None,
-    training: bool, momentum: Scalar, eps: float,
+    training: bool, momentum: Scalar, eps: Scalar,
 ) -> tuple[list[Value], list[Value | None]]:  # fmt: skip
     """([output, mean, 1/std], [running mean, running variance]), all per-channel statistics of shape [C]."""
     dtype = compute_dtype(x.dtype)
@@ -70,7 +74,7 @@ def _batch_norm(
         return [x, x, x], new
     else:
         mean, var = old  # type: ignore[assignment]
-    rstd = hlo.rsqrt(var + eps)
+    rstd = _inverse_root(var, eps)
     y = (x - hlo.broadcast_in_dim(mean, x.shape, [1])) * hlo.broadcast_in_dim(rstd, x.shape, [1])
     return [_affine(y, weight, bias, [1]), mean, rstd], new
 
@@ -98,33 +102,33 @@ def _with_update_meta(x: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return *_batch_norm_meta(x, True), x.new_empty((0,), dtype=torch.uint8)
 
 
-@lower("native_batch_norm", static=("eps",), mutates=("running_mean", "running_var"), meta=_meta)
+@lower("native_batch_norm", mutates=("running_mean", "running_var"), meta=_meta)
 def native_batch_norm(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None,
-    training: bool, momentum: Scalar, eps: float, *, result: list[Type],
+    training: bool, momentum: Scalar, eps: Scalar, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     changed = new if training else [running_mean, running_var]
     return [*_batch_results(outs, result), *(v for v in changed if v is not None)]
 
 
-@lower("_native_batch_norm_legit", "_native_batch_norm_legit.out", static=("eps",), meta=_meta)
+@lower("_native_batch_norm_legit", "_native_batch_norm_legit.out", meta=_meta)
 def batch_norm_legit(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    training: bool, momentum: Scalar, eps: float, *, result: list[Type],
+    training: bool, momentum: Scalar, eps: Scalar, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     return [*(new if training else [running_mean, running_var]), *_batch_results(outs, result[2:])]
 
 
-@lower("_native_batch_norm_legit.no_stats", static=("eps",), meta=_meta)
+@lower("_native_batch_norm_legit.no_stats", meta=_meta)
 def batch_norm_no_stats(
     x: Value,
     weight: Value | None,
     bias: Value | None,
     training: bool,
     momentum: Scalar,
-    eps: float,
+    eps: Scalar,
     *,
     result: list[Type],
 ) -> list[Value | None]:
@@ -132,55 +136,55 @@ def batch_norm_no_stats(
     return _batch_results(outs, result)
 
 
-@lower("_native_batch_norm_legit_no_training", static=("eps",), meta=lambda x, *_: _batch_norm_meta(x, False))
+@lower("_native_batch_norm_legit_no_training", meta=lambda x, *_: _batch_norm_meta(x, False))
 def batch_norm_no_training(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    momentum: Scalar, eps: float, *, result: list[Type],
+    momentum: Scalar, eps: Scalar, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, _ = _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
     return _batch_results(outs, result)
 
 
-@lower("_native_batch_norm_legit_functional", static=("eps",))
+@lower("_native_batch_norm_legit_functional")
 def batch_norm_functional(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    training: bool, momentum: Scalar, eps: float, *, result: list[Type],
+    training: bool, momentum: Scalar, eps: Scalar, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
     return [*_batch_results(outs, result[:3]), *_fit(new, result[3:])]
 
 
-@lower("_batch_norm_with_update", static=("eps",), meta=_with_update_meta)
+@lower("_batch_norm_with_update", meta=_with_update_meta)
 def batch_norm_with_update(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    momentum: Scalar, eps: float, *, result: list[Type],
+    momentum: Scalar, eps: Scalar, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return [*new, *_batch_results(outs, result[2:])]
 
 
-@lower("_batch_norm_with_update_functional", static=("eps",))
+@lower("_batch_norm_with_update_functional")
 def batch_norm_with_update_functional(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
-    momentum: Scalar, eps: float, *, result: list[Type],
+    momentum: Scalar, eps: Scalar, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, new = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return [*_batch_results(outs, result[:4]), *_fit(new, result[4:])]
 
 
-@lower("_batch_norm_no_update", static=("eps",))
+@lower("_batch_norm_no_update")
 def batch_norm_no_update(
     x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None, running_var: Value | None,
-    momentum: Scalar, eps: float, *, result: list[Type],
+    momentum: Scalar, eps: Scalar, *, result: list[Type],
 ) -> list[Value | None]:  # fmt: skip
     outs, _ = _batch_norm(x, weight, bias, running_mean, running_var, running_mean is None, momentum, eps)
     return _batch_results(outs, result)
 
 
-@lower("native_batch_norm_backward", "batch_norm_backward", static=("eps",))
+@lower("native_batch_norm_backward", "batch_norm_backward")
 def batch_norm_backward(
     grad: Value, x: Value, weight: Value | None, running_mean: Value | None, running_var: Value | None,
-    save_mean: Value | None, save_invstd: Value | None, train: bool, eps: float, output_mask: list[bool],
+    save_mean: Value | None, save_invstd: Value | None, train: bool, eps: Scalar, output_mask: list[bool],
     reserve: Value | None = None, *, result: list[Type | None],
 ) -> list[Value | None]:  # fmt: skip
     dtype = compute_dtype(x.dtype)
@@ -191,7 +195,7 @@ def batch_norm_backward(
         mean, rstd = hlo.convert(save_mean, dtype), hlo.convert(save_invstd, dtype)
     else:
         assert running_mean is not None and running_var is not None
-        mean, rstd = hlo.convert(running_mean, dtype), hlo.rsqrt(hlo.convert(running_var, dtype) + eps)
+        mean, rstd = hlo.convert(running_mean, dtype), _inverse_root(hlo.convert(running_var, dtype), eps)
     rstd = hlo.broadcast_in_dim(rstd, x.shape, [1])
     y = (x - hlo.broadcast_in_dim(mean, x.shape, [1])) * rstd
     g = _affine(grad, weight, None, [1])
@@ -212,14 +216,14 @@ def _over(x: Value, statistic: Value, inner: Sequence[int]) -> Value:
     return spread(hlo.reshape(hlo.convert(statistic, x.dtype), shape), x)
 
 
-@lower("native_layer_norm", static=("eps",))
+@lower("native_layer_norm")
 def layer_norm(
-    x: Value, normalized_shape: list[int], weight: Value | None, bias: Value | None, eps: float, *, result: list[Type]
+    x: Value, normalized_shape: list[int], weight: Value | None, bias: Value | None, eps: Scalar, *, result: list[Type]
 ) -> list[Value | None]:
     x = hlo.convert(x, compute_dtype(x.dtype))
     _, inner = _split(x, normalized_shape)
     var, mean = moments(x, inner)
-    rstd = hlo.rsqrt(var + eps)
+    rstd = _inverse_root(var, eps)
     y = (x - spread(mean, x)) * spread(rstd, x)
     return _fit([_affine(y, weight, bias, inner), mean, rstd], result)
 
@@ -237,13 +241,13 @@ def layer_norm_backward(
     return _fit([dx, total(grad * y, outer), total(grad, outer)], result)
 
 
-@lower("_fused_rms_norm", static=("eps",))
+@lower("_fused_rms_norm")
 def rms_norm(
-    x: Value, normalized_shape: list[int], weight: Value | None, eps: float | None, *, result: list[Type]
+    x: Value, normalized_shape: list[int], weight: Value | None, eps: Scalar | None, *, result: list[Type]
 ) -> list[Value | None]:
     x = hlo.convert(x, compute_dtype(x.dtype))
     _, inner = _split(x, normalized_shape)
-    rstd = hlo.rsqrt(average(squared(x), inner, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps))
+    rstd = _inverse_root(average(squared(x), inner, keepdim=True), torch.finfo(x.dtype).eps if eps is None else eps)
     return _fit([_affine(x * spread(rstd, x), weight, None, inner), rstd], result)
 
 
@@ -272,7 +276,7 @@ def _by_group(v: Value | None, group: int) -> Value | None:
     return None if v is None else hlo.reshape(v, (group, v.numel // group))
 
 
-@lower("native_group_norm", static=("eps",))
+@lower("native_group_norm")
 def group_norm(
     x: Value,
     weight: Value | None,
@@ -281,13 +285,13 @@ def group_norm(
     C: int,
     HxW: int,
     group: int,
-    eps: float,
+    eps: Scalar,
     *,
     result: list[Type],
 ) -> list[Value | None]:
     x = _grouped(x, N, C, HxW, group)
     var, mean = moments(x, _GROUP_DIMS)
-    rstd = hlo.rsqrt(var + eps)
+    rstd = _inverse_root(var, eps)
     y = (x - spread(mean, x)) * spread(rstd, x)
     return _fit([_affine(y, _by_group(weight, group), _by_group(bias, group), [1, 2]), mean, rstd], result)
 
