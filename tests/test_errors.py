@@ -106,6 +106,57 @@ DTYPES: dict[str, Callable[[str], object]] = {
     "binary_cross_entropy targets": lambda d: F.binary_cross_entropy_with_logits(ones(2, device=d), ones(3, device=d)),
 }
 
+half, double = torch.float16, torch.float64
+int32, int64, boolean = torch.int32, torch.int64, torch.bool
+
+#: Calls whose dtypes the CPU does not bring together, or whose operator it does not have for them.
+TOGETHER: dict[str, Callable[[str], object]] = {
+    "conv2d": lambda d: F.conv2d(ones(1, 3, 5, 5, device=d), ones(4, 3, 3, 3, dtype=half, device=d)),
+    "conv2d bias": lambda d: F.conv2d(
+        ones(1, 3, 5, 5, device=d), ones(4, 3, 3, 3, device=d), ones(4, dtype=double, device=d)
+    ),
+    "conv_transpose1d": lambda d: F.conv_transpose1d(ones(1, 3, 5, device=d), ones(3, 4, 3, dtype=double, device=d)),
+    "layer_norm": lambda d: F.layer_norm(ones(2, 3, device=d), (3,), ones(3, dtype=double, device=d)),
+    "layer_norm of half parameters": lambda d: F.layer_norm(ones(2, 3, device=d), (3,), ones(3, dtype=half, device=d)),
+    "batch_norm": lambda d: F.batch_norm(ones(2, 3, device=d), *ones(2, 3, dtype=double, device=d)),
+    "group_norm": lambda d: F.group_norm(ones(2, 4, device=d), 2, ones(4, dtype=double, device=d)),
+    "instance_norm": lambda d: F.instance_norm(ones(2, 4, 3, device=d), weight=ones(4, dtype=double, device=d)),
+    "cross_entropy weight": lambda d: F.cross_entropy(
+        ones(2, 3, device=d), ones(2, dtype=int64, device=d), ones(3, dtype=double, device=d)
+    ),
+    "cross_entropy int32": lambda d: F.cross_entropy(ones(2, 3, device=d), ones(2, dtype=int32, device=d)),
+    "nll_loss bool": lambda d: F.nll_loss(ones(2, 3, device=d), ones(2, dtype=boolean, device=d)),
+    "nll_loss 2d": lambda d: F.nll_loss(ones(2, 3, 2, 2, device=d), ones(2, 2, 2, dtype=int32, device=d)),
+    "multi_margin_loss": lambda d: F.multi_margin_loss(ones(2, 3, device=d), ones(2, dtype=int32, device=d)),
+    "multilabel_margin": lambda d: F.multilabel_margin_loss(ones(2, 3, device=d), ones(2, 3, dtype=int32, device=d)),
+    "binary_cross_entropy": lambda d: F.binary_cross_entropy(ones(2, device=d), ones(2, dtype=double, device=d)),
+    "smooth_l1_loss beta": lambda d: F.smooth_l1_loss(ones(2, device=d), ones(2, device=d), beta=-1.0),
+    "cdist": lambda d: torch.cdist(ones(2, 3, device=d), ones(2, 3, dtype=double, device=d)),
+    "cross": lambda d: torch.linalg.cross(ones(3, device=d), ones(3, dtype=double, device=d)),
+    "polar": lambda d: torch.polar(ones(2, device=d), ones(2, dtype=double, device=d)),
+    "heaviside": lambda d: torch.heaviside(ones(2, device=d), ones(2, dtype=double, device=d)),
+    "lerp": lambda d: torch.lerp(ones(2, device=d), ones(2, dtype=double, device=d), 0.5),
+    "index_add_": lambda d: ones(2, device=d).index_add_(
+        0, ones(1, dtype=int64, device=d), ones(1, dtype=double, device=d)
+    ),
+    "index_reduce": lambda d: ones(2, device=d).index_reduce(
+        0, ones(1, dtype=int64, device=d), ones(1, dtype=double, device=d), "amax"
+    ),
+    "embedding_bag": lambda d: F.embedding_bag(
+        ones(1, 2, dtype=int64, device=d), ones(3, 2, device=d),
+        per_sample_weights=ones(1, 2, dtype=double, device=d), mode="sum",
+    ),
+    "relu of bool": lambda d: F.relu(ones(2, dtype=boolean, device=d)),
+    "argmax of bool": lambda d: ones(2, dtype=boolean, device=d).argmax(),
+    "topk of bool": lambda d: ones(2, dtype=boolean, device=d).topk(1),
+    "mm of bool": lambda d: torch.mm(ones(2, 2, dtype=boolean, device=d), ones(2, 2, dtype=boolean, device=d)),
+    "abs of bool": lambda d: ones(2, dtype=boolean, device=d).abs(),
+    "var of integers": lambda d: ones(2, dtype=int64, device=d).var(),
+    "gcd of floats": lambda d: torch.gcd(ones(2, device=d), ones(2, device=d)),
+    "atan2 of complex": lambda d: torch.atan2(ones(2, dtype=torch.complex64, device=d), ones(2, device=d)),
+    "interpolation of integers": lambda d: F.interpolate(ones(1, 1, 2, 2, dtype=int64, device=d), 4),
+}  # fmt: skip
+
 
 def normal(text: str) -> str:
     """Messages without what names a device or a kernel of one."""
@@ -120,6 +171,27 @@ def test_wrong_shapes_are_cpus_error(name: str) -> None:
 @pytest.mark.parametrize("name", DTYPES)
 def test_wrong_dtypes_and_values_are_cpus_error(name: str) -> None:
     compare(DTYPES[name])
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_dtypes_that_do_not_go_together_are_cpus_error(name: str) -> None:
+    compare(TOGETHER[name])
+    compare(TOGETHER[name])  # nothing of the first was kept
+
+
+def test_mixed_dtypes_that_the_cpu_takes_are_taken() -> None:
+    bf16 = torch.bfloat16
+    calls: list[Callable[[str], torch.Tensor]] = [
+        lambda d: F.layer_norm(ones(2, 3, dtype=bf16, device=d), (3,), ones(3, device=d), ones(3, device=d)),
+        lambda d: F.batch_norm(ones(2, 3, dtype=bf16, device=d), *ones(4, 3, device=d), training=True),
+        lambda d: F.group_norm(ones(2, 4, dtype=bf16, device=d), 2, ones(4, device=d), ones(4, device=d)),
+        lambda d: F.mse_loss(ones(2, device=d), ones(2, dtype=double, device=d)),
+        lambda d: torch.cat([ones(2, device=d), ones(2, dtype=double, device=d)]),
+        lambda d: F.nll_loss(-ones(2, 3, device=d), ones(2, dtype=torch.uint8, device=d)),
+    ]
+    for call in calls:
+        expected, actual = call("cpu"), call("tpu")
+        assert actual.dtype == expected.dtype and actual.tolist() == expected.tolist()
 
 
 def compare(call: Callable[[str], object]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -85,8 +86,14 @@ def _weights(x: Value, target: Value, weight: Value | None, ignore_index: int) -
     return index, hlo.select(used, _chosen(weight, index, c), 0)
 
 
-@lower("nll_loss_forward")
-@lower("nll_loss2d_forward", meta=meta.contiguous("nll_loss2d_forward"))
+def _with_classes(name: str) -> Callable[..., Any]:
+    """PyTorch's meta kernel of an overload, which does not take targets of uint8 though the CPU does."""
+    kernel = meta.contiguous(name)
+    return lambda x, target, *args: kernel(x, target.long() if target.dtype == torch.uint8 else target, *args)
+
+
+@lower("nll_loss_forward", meta=_with_classes("nll_loss_forward"))
+@lower("nll_loss2d_forward", meta=_with_classes("nll_loss2d_forward"))
 def nll_loss(
     x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int, *, result: list[Type]
 ) -> list[Value]:

@@ -2,27 +2,41 @@
 
 The Python meta kernels that PyTorch puts in front of its C++ ones word their errors differently, raise other types, and
 leave checks out. So where a call fails, or looks as if it should, it is made once more on the CPU, on zeros (and ones)
-of the same geometry: what the CPU raises is what the user gets. None of this happens for a program that is known.
+of the same geometry: what the CPU raises is what the user gets. An operator that meets new dtypes is tried there too,
+once, for most of what the meta kernels leave out is which dtypes go together. None of this happens for a program that
+is known.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from torch_tpu.lowering.view import contiguous_strides
 from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgument, TensorArgument
 from torch_tpu.tracing.schema import op_info, resolve
 
 #: Bytes up to which a call is repeated on the CPU.
 _LARGEST = 64 << 20
 
+#: Bytes up to which an operator is tried with new dtypes: where it takes them, it runs.
+_LARGEST_TRIAL = 4 << 20
+
 #: What CPU kernels may lack without the call being wrong.
 _NARROW = re.compile(r"not implemented for '(Half|BFloat16|Float8.*|UInt(16|32|64)|ComplexHalf)'")
 
+#: What it says of operators that it does not have.
+_ABSENT = re.compile(r"Could not run|overrideable not implemented")
+
 _RAISED = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
+
+
+#: Operators that the CPU knows by another name.
+_ON_CPU = {"aten::convolution_overrideable": "aten::convolution"}
 
 
 def cpu_error(name: str, description: list[Any]) -> Exception | None:
@@ -35,7 +49,7 @@ def cpu_error(name: str, description: list[Any]) -> Exception | None:
 
 
 def _raised(name: str, description: list[Any], fill: int) -> Exception | None:
-    op = resolve(name)
+    op = resolve(_ON_CPU.get(name, name))
     storages: dict[int, torch.Tensor] = {}
 
     def argument(item: Any) -> Any:
@@ -61,7 +75,7 @@ def _raised(name: str, description: list[Any], fill: int) -> Exception | None:
     except torch.linalg.LinAlgError:  # zeros are a singular matrix
         return None
     except _RAISED as error:
-        if "Could not run" in str(error) or _NARROW.search(str(error)):
+        if _ABSENT.search(str(error)) or _NARROW.search(str(error)):
             return None
         kind = next(k for k in (NotImplementedError, *_RAISED) if isinstance(error, k))
         return kind(re.sub(r"\bCPU\b|cpu", "tpu", str(error)))
@@ -81,40 +95,21 @@ def _filled(a: TensorArgument, storages: dict[int, torch.Tensor], fill: int) -> 
 
 
 # ---- calls that the meta kernels let pass and that may be wrong -----------------------------------------------------
-_SAME_DTYPE = frozenset(
-    "mm bmm addmm baddbmm addbmm mv addmv addr dot vdot index_put _index_put_impl_ linalg_vecdot".split()
-)
-_UNCHECKED = frozenset("aminmax bucketize complex masked_scatter multinomial".split())
-_NOT_OF_BOOL = frozenset("sub rsub _foreach_sub add _foreach_add".split())  # operands of sub, alpha of both
-_WHOLE_NUMBERS = frozenset("bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ index_select".split())
+_UNCHECKED = frozenset("aminmax bucketize masked_scatter multinomial".split())
 
 
 def looks_wrong(name: str, description: list[Any]) -> bool:
     """True for the few calls that are worth asking the CPU about although nothing has failed."""
     tensors = list(_tensors(description))
-    base = name.removeprefix("aten::").partition(".")[0]
-    functional = base if base in _SAME_DTYPE or base.endswith("__") else base.removesuffix("_")
+    functional = name.removeprefix("aten::").partition(".")[0].removesuffix("_")
     if functional in _UNCHECKED or any(0 in t.sizes for t in tensors):
         return True
-    if functional in _SAME_DTYPE:
-        return (
-            len({t.dtype for t in tensors if t.dtype not in (torch.int64, torch.bool) or functional not in _INDEXING})
-            > 1
-        )
-    if functional in _WHOLE_NUMBERS:
-        return any(t.dtype.is_floating_point for t in tensors)
-    if functional in _NOT_OF_BOOL:
-        return 0 in _kinds(description)
     if functional == "pow":
         return any(_is_negative_integer(item) for item in description)
     if functional in ("_softmax", "_log_softmax"):
-        return not tensors[0].dtype.is_floating_point or not -len(tensors[0].sizes) <= description[1] < len(
-            tensors[0].sizes
-        )
-    return _narrows(name, description)
-
-
-_INDEXING = frozenset(("index_put", "_index_put_impl_"))
+        return not -len(tensors[0].sizes) <= description[1] < len(tensors[0].sizes)
+    # Numbers of an operator without a rule are part of its program, and decompositions do not look at them.
+    return op_info(resolve(name)).rule is None and any(isinstance(x, float) and x < 0 for x in description)
 
 
 def _is_negative_integer(item: Any) -> bool:
@@ -122,28 +117,83 @@ def _is_negative_integer(item: Any) -> bool:
     return isinstance(value, int) and value < 0
 
 
-def _narrows(name: str, description: list[Any]) -> bool:
-    """True if a written tensor is of a lesser kind (bool, integer, real, complex) than another operand."""
-    info = op_info(resolve(name))
-    if not info.written or info.rule is None or info.rule.promote is None:
-        return False
-    written: list[int] = []
-    others = [0]
-    for item, argument in zip(description, info.op._schema.arguments, strict=True):
-        (written if argument.name in info.written else others).extend(_kinds(item))
-    return bool(written) and min(written) < max(others)
+# ---- dtypes that do not go together ---------------------------------------------------------------------------------
+_accepted: set[Any] = set()  # operators with the dtypes that the CPU did not refuse
+
+#: An error that is of the dtypes, whatever the data and the shapes are.
+_OF_DTYPES = re.compile(r"type|support|implemented|bool|complex|integer|float", re.IGNORECASE)
 
 
-def _kinds(item: Any) -> Iterator[int]:
-    if isinstance(item, TensorArgument | HostScalar):
-        yield 3 if item.dtype.is_complex else 2 if item.dtype.is_floating_point else int(item.dtype != torch.bool)
-    elif isinstance(item, NumberArgument):
-        yield from _kinds(item.value)
-    elif isinstance(item, bool | int | float | complex):
-        yield (bool, int, float, complex).index(type(item))
-    elif isinstance(item, list):
-        for x in item:
-            yield from _kinds(x)
+def dtype_error(name: str, description: list[Any]) -> Exception | None:
+    """What the CPU raises for the dtypes of a call, asked once per operator and dtypes.
+
+    An element-wise operator is asked about a few elements. Others take the call's geometry, so they are asked only
+    about calls that are small, or will be refused before any work is done, and that have more than one floating dtype
+    beside int64, which is what nearly all calls have and nearly all operators take.
+    """
+    tensors = list(_tensors(description))
+    if not tensors or not name.startswith("aten::"):
+        return None
+    rule = op_info(resolve(name)).rule
+    if rule is not None and rule.promote is not None:
+        trial = [_small(item) for item in description]
+    else:
+        dtypes = {t.dtype for t in tensors}
+        floats = {d for d in dtypes if d.is_floating_point}
+        casts = any(isinstance(item, torch.dtype) for item in description)
+        usual = len(floats) == 1 and dtypes <= {*floats, torch.int64} and not casts
+        if usual and not _has_float_index(name, description):
+            return None
+        if sum(t.storage for t in tensors) > (_LARGEST if len(floats) > 1 else _LARGEST_TRIAL):
+            return None
+        trial = [_with_one(item) for item in description]
+    key = (name, *map(_kind, description))
+    if key in _accepted:
+        return None
+    error = _raised(name, trial, 0)
+    if error is not None and _OF_DTYPES.search(str(error)) and type(_raised(name, trial, 1)) is type(error):
+        return error
+    _accepted.add(key)
+    return None
+
+
+def _has_float_index(name: str, description: list[Any]) -> bool:
+    named = zip(description, resolve(name)._schema.arguments, strict=True)
+    return any(a.name in ("index", "indices") and any(_floats(item)) for item, a in named)
+
+
+def _floats(item: Any) -> Iterator[bool]:
+    return (t.dtype.is_floating_point for t in _tensors(item))
+
+
+def _with_one(item: Any) -> Any:
+    """A number whose value is not part of the program, as one that fits every dtype."""
+    return item._replace(value=type(item.value)(1)) if isinstance(item, NumberArgument | HostScalar) else item
+
+
+def _small(item: Any) -> Any:
+    """The argument of an element-wise operator with sizes of at most two."""
+    if isinstance(item, TensorArgument):
+        sizes = tuple(min(n, 2) for n in item.sizes)
+        storage = math.prod(sizes) * item.dtype.itemsize
+        strides = contiguous_strides(sizes)
+        return item._replace(slot=item.position, sizes=sizes, strides=strides, offset=0, storage=storage)
+    return [_small(x) for x in item] if isinstance(item, list) else _with_one(item)
+
+
+def _kind(item: Any) -> Any:
+    """What PyTorch's kernels can tell of an argument by its dtype."""
+    if isinstance(item, TensorArgument):
+        return item.dtype, not item.sizes
+    if isinstance(item, HostScalar):
+        return item.dtype, item.wrapped
+    if isinstance(item, NumberArgument):
+        return type(item.value)
+    if isinstance(item, NumbersArgument):
+        return frozenset(map(type, item.values))
+    if isinstance(item, list):
+        return frozenset(map(_kind, item))
+    return item if isinstance(item, torch.dtype | str) else type(item)
 
 
 def _tensors(item: Any) -> Iterator[TensorArgument]:
@@ -161,6 +211,8 @@ def checked(name: str, description: list[Any], build: Callable[[], Any]) -> Any:
         NotImplementedError: The operator has neither rule nor decomposition.
         Exception: The CPU's error, or that of ``build`` where the CPU has none.
     """
+    if (error := dtype_error(name, description)) is not None:
+        raise error
     if looks_wrong(name, description) and (error := cpu_error(name, description)) is not None:
         raise error
     try:
