@@ -48,6 +48,7 @@ def _register() -> None:
         _C,
         autocast_overrides,
         backends,
+        compile_overrides,
         dlpack_overrides,
         meta_overrides,
         nested_overrides,
@@ -70,6 +71,7 @@ def _register() -> None:
     nested_overrides.install()
     sharing_overrides.install()
     meta_overrides.install()
+    compile_overrides.install()
     tpu._apply_environment()
     atexit.register(shutdown.run)
 

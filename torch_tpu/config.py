@@ -58,6 +58,7 @@ VARIABLES = {
         Variable("TORCH_TPU_CACHE_DIR", "", "folder of the disk cache; default: the user's cache folder"),
         Variable("TORCH_TPU_CACHE_BYTES", 4 << 30, "size bound of the disk cache"),
         Variable("TORCH_TPU_MAX_PROGRAMS", 16384, "programs kept in memory"),
+        Variable("TORCH_TPU_COMPILE_THREADS", 0, "graphs compiled at a time; default: the processors"),
         Variable("TORCH_TPU_QUIET", False, "no line on first use without a TPU, no progress line while compiling"),
         Variable("TORCH_TPU_LOG_COMPILES", False, "print a line for each compiled program and why it was compiled"),
         Variable("TORCH_TPU_CPU_FALLBACK", "", "comma-separated operators that may run on the host; default: none"),

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "compile/graph.h"
 #include "eager/kernel.h"
 #include "eager/registration.h"
 #include "runtime/dtypes.h"
@@ -187,6 +188,10 @@ void bind_programs(py::module_& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) {
     return p.hits;
   });
+  py::class_<Graph>(m, "_Graph")
+      .def(py::init<std::string, py::object>())
+      .def("__call__", &Graph::operator())
+      .def_property_readonly("name", &Graph::name);
   m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false);
   m.def("_load", &load);
   m.def("_make_program", &make_program);

@@ -49,7 +49,7 @@ class OperatorSpec(NamedTuple):
         static: Scalar and float arguments that are part of the program.
         run_time_integers: Integer arguments that are not.
         all_static: All numbers are part of the program: there is no rule, and decompositions see numbers.
-        checks_numbers: The operator refuses some numbers.
+        checks_numbers: The operator refuses some numbers, or has another form for them.
         allows_overlap: It may write a tensor whose elements share memory.
         elementwise: It refuses operands that partly overlap a written tensor.
         composite: It is a Python function that runs outside of any program.
@@ -76,7 +76,7 @@ def operator_spec(name: str) -> OperatorSpec:
     return OperatorSpec(
         static=tuple(rule.static),
         run_time_integers=tuple(rule.runtime),
-        checks_numbers=registry_name(info.functional or info.op) in CHECKED,
+        checks_numbers=rule.classes or registry_name(info.functional or info.op) in CHECKED,
         allows_overlap=overlap,
         elementwise=rule.promote is not None and not overlap,
     )
@@ -133,7 +133,7 @@ def compile_call(name: str, arguments: list[Any], precision: int) -> Any:
     if (entry := disk.load(key)) is not None:
         plan, executable = entry
         stats.record(name, "disk", 0.0, time.perf_counter() - start, why)
-        return _program(plan, executable)
+        return make_program(plan, executable)
 
     def build_and_compile() -> tuple[Plan, float, Any]:
         plan = build(name, described, precision=PRECISIONS[precision], emulate_precision=platform.emulates_precision())
@@ -143,7 +143,7 @@ def compile_call(name: str, arguments: list[Any], precision: int) -> Any:
     compiled = time.perf_counter()
     disk.store(key, plan, executable)
     stats.record(name, "compiled", traced - start, compiled - traced, why)
-    return _program(plan, executable)
+    return make_program(plan, executable)
 
 
 def _result(item: Any) -> Any:
@@ -157,7 +157,8 @@ def _result(item: Any) -> Any:
     return kind, index, CODE_OF_DTYPE[item.dtype], list(item.sizes), list(item.strides), item.offset
 
 
-def _program(plan: Plan, executable: Any) -> Any:
+def make_program(plan: Plan, executable: Any) -> Any:
+    """The C++ program of a plan and its executable."""
     return _C._make_program(
         executable,
         plan.name,

@@ -51,14 +51,14 @@ def set_allow_excess_precision(allowed: bool) -> None:
 
 
 def flags(plan: Plan) -> Flags:
-    """The XLA flags for one eager program."""
+    """The XLA flags for one program."""
     common: Flags = {"xla_allow_excess_precision": _excess_precision}
     if platform.kind() != "cpu":
         return common
     # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
     full: Flags = {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
     elements = _elements(plan)
-    if len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _needs_emitters(plan)):
+    if plan.is_graph or len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _needs_emitters(plan)):
         return full
     light: Flags = {**full, "xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
     return {**light, "xla_backend_optimization_level": 0 if elements <= TINY_ELEMENTS else 1}

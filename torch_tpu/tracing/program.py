@@ -117,10 +117,11 @@ class Plan:
     faults: list[tuple[str, str]] = field(default_factory=list)  # what it checks: exception and text, by code
     largest_operand: int = 0  # elements
     work: Work = field(default_factory=Work)  # of a plan that is to be compiled
+    is_graph: bool = False  # many operators: worth a thorough compile
 
 
-class _Call:
-    """The arguments of one call as traced tensors."""
+class Call:
+    """The arguments of one call, of an operator or a graph, as traced tensors."""
 
     def __init__(self, trace: Tracer) -> None:
         self.trace = trace
@@ -210,17 +211,31 @@ def build(name: str, arguments: list[Argument], *, precision: str, emulate_preci
     op = resolve(name)
     info = op_info(op)
     trace = Tracer(precision, emulate_precision)
-    call = _Call(trace)
+    call = Call(trace)
     with trace.active():
         values = [call.argument(a) for a in arguments]
         schema = op._schema.arguments
         args = [v for v, a in zip(values, schema, strict=True) if not a.kwarg_only]
         kwargs = {a.name: v for v, a in zip(values, schema, strict=True) if a.kwarg_only}
-        outs = trace.call(op, args, kwargs)
-        return _finish(name, info, trace, call, outs)
+        return finish(name, trace, call, _returned(info, trace.call(op, args, kwargs)))
 
 
-def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> Plan:
+def _returned(info: OpInfo, outs: Any) -> list[tuple[Any, bool]]:
+    """What an operator gave, one entry per schema return, and whether it may alias an argument."""
+    returns = info.op._schema.returns
+    outs = outs if len(returns) > 1 else (outs,) if returns else ()  # one return of type Tensor[] is one list
+    return [(out, r.alias_info is not None) for out, r in zip(outs, returns, strict=True)]
+
+
+def finish(name: str, trace: Tracer, call: Call, returned: list[tuple[Any, bool]]) -> Plan:
+    """The plan of a trace that is complete.
+
+    Args:
+        name: Of the operator or graph.
+        trace: What was traced.
+        call: The arguments it was traced with.
+        returned: What the call returns: tensors, integers, None or lists of them, and whether they may alias arguments.
+    """
     written: dict[int, Value] = {}
     resizes = call.write_back(written)
     outputs = [Output(slot, value.type) for slot, value in written.items()]
@@ -252,12 +267,9 @@ def _finish(name: str, info: OpInfo, trace: Tracer, call: _Call, outs: Any) -> P
             values.append(base)
         return Result(fresh[storage], -1, False, *window)
 
-    returns = info.op._schema.returns
-    outs = outs if len(returns) > 1 else (outs,) if returns else ()  # one return of type Tensor[] is one list
-    aliases = [r.alias_info is not None for r in returns]
     results = [
-        [result(t, a) for t in r] if isinstance(r, list | tuple) else result(r, a)
-        for r, a in zip(outs, aliases, strict=True)
+        [result(t, aliases) for t in out] if isinstance(out, list | tuple) else result(out, aliases)
+        for out, aliases in returned
     ]
     if trace.faults:
         flag = trace.operand("flag", 0, (), torch.int32)

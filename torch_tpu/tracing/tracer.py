@@ -116,6 +116,7 @@ class Tracer:
         self.rng_used = 0
         self.faults: dict[tuple[str, str], Value] = {}  # (exception, text): whether it is so
         self.op_names: list[str] = []
+        self.origin = ""  # which operator of a graph is traced, for the texts of checks
         self._cells: dict[int, TraceCell] = {}
         self._alive: list[Any] = []
         self._mode = _TracingMode(self)
@@ -125,6 +126,15 @@ class Tracer:
         """The float32 precision; a program that asks depends on it."""
         self.uses_precision = True
         return self._precision
+
+    @contextlib.contextmanager
+    def scoped_precision(self, level: str | None) -> Iterator[None]:
+        """What is traced meanwhile has another precision; None: the same."""
+        previous, self._precision = self._precision, level or self._precision
+        try:
+            yield
+        finally:
+            self._precision = previous
 
     # ---- operands
     # -----------------------------------------------------------------------------------------------------
@@ -161,7 +171,7 @@ class Tracer:
         ``error`` is RuntimeError or IndexError. The operator's name is added to the text.
         """
         any_bad = hlo.reduce_one(bad, False, range(bad.ndim), hlo.or_) if bad.ndim else bad
-        key = (error.__name__, text)
+        key = (error.__name__, text + self.origin)
         self.faults[key] = hlo.or_(self.faults[key], any_bad) if key in self.faults else any_bad
 
     # ---- cells
@@ -514,6 +524,8 @@ def _call_rule(
     shape = hlo.broadcast_shapes(*(v.shape for v in values.values() if isinstance(v, Value)))
     for a in info.inputs:
         v = values[a.name]
+        if a.name in rule.single:
+            continue
         if isinstance(v, ScalarOperand):
             v = v.to(compute)
             values[a.name] = v if a.kwarg_only else hlo.broadcast_to(v, shape)

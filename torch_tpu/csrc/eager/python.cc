@@ -122,6 +122,13 @@ class Describer {
   size_t positions_ = 0, numbers_ = 0, lists_ = 0;
 };
 
+py::list describe(const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments) {
+  Describer describer(call);
+  py::list described;
+  for (size_t i = 0; i < specs.size(); ++i) described.append(describer.describe(arguments[i], specs[i]));
+  return described;
+}
+
 constexpr const char* kEager = "torch_tpu.programs.eager";
 
 }  // namespace
@@ -172,13 +179,16 @@ ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& s
                            const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments,
                            int precision) {
   return with_python([&] {
-    Describer describer(call);
-    py::list described;
-    for (size_t i = 0; i < specs.size(); ++i) described.append(describer.describe(arguments[i], specs[i]));
     return py::module_::import(kEager)
-        .attr("compile_call")(name, described, precision)
+        .attr("compile_call")(name, describe(specs, call, arguments), precision)
         .cast<std::shared_ptr<Program>>();
   });
+}
+
+ProgramPtr compile_graph(const py::object& compile, const std::vector<ArgumentSpec>& specs, const Call& call,
+                         const c10::IValue* arguments, int precision) {
+  return with_python(
+      [&] { return compile(describe(specs, call, arguments), precision).cast<std::shared_ptr<Program>>(); });
 }
 
 }  // namespace torch_tpu::python

@@ -1,6 +1,8 @@
 // The way from C++ to Python: only on a program miss. Everything here takes the GIL itself.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include "eager/kernel.h"
 
 namespace torch_tpu::python {
@@ -12,6 +14,10 @@ OperatorSpec operator_spec(const std::string& name);
 ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema,
                            const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments,
                            int precision);
+
+// Calls `compile`(described arguments, precision) for a graph of operators.
+ProgramPtr compile_graph(const pybind11::object& compile, const std::vector<ArgumentSpec>& specs, const Call& call,
+                         const c10::IValue* arguments, int precision);
 
 // Calls the Python function that `module`.composite(name) gives for an operator on the arguments on the stack.
 void run_composite(const char* module, const std::string& name, const c10::FunctionSchema& schema,

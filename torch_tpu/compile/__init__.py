@@ -1,0 +1,1 @@
+"""``torch.compile`` on tpu: Dynamo and AOTAutograd give a graph, the rules of the operators make it one program."""

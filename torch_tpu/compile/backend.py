@@ -1,0 +1,72 @@
+"""The Dynamo backend ``"tpu"``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from torch_tpu.compile.graph import CompiledGraph, Programs, predicted
+from torch_tpu.compile.settings import Settings
+
+_numbers = itertools.count()
+
+
+def tpu(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Callable[..., Any]:
+    """Compiles what Dynamo captured; ``torch.compile(..., backend="tpu")`` ends here.
+
+    Args:
+        module: The captured graph.
+        inputs: Its inputs, as fake tensors.
+        mode: As ``torch.compile``'s; see ``docs/compile.md``.
+        options: See :class:`torch_tpu.compile.settings.Settings`.
+
+    Raises:
+        ValueError: An option is unknown or cannot be what it is set to.
+        CompileError: An operator has no program; the text names it and the user's line.
+    """
+    settings = Settings.read(mode, options, kwargs)
+    number = next(_numbers)
+    compilers = {
+        role: SerializableAOTDispatchCompiler(CompiledGraph, _Compiler(settings, role, number))
+        for role in ("forward", "backward", "inference")
+    }
+    backend = aot_autograd(
+        fw_compiler=compilers["forward"],
+        bw_compiler=compilers["backward"],
+        inference_compiler=compilers["inference"],
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    with functorch_config.patch(unlift_effect_tokens=True):
+        return backend(module, inputs)
+
+
+class _Compiler:
+    """Compiles one of the graphs that AOTAutograd makes of a captured one."""
+
+    def __init__(self, settings: Settings, role: str, number: int) -> None:
+        self.settings = settings
+        self.role = role
+        self.number = number
+
+    def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        name = f"{self.settings.name or 'graph'}_{self.number}.{self.role}"
+        programs = Programs(name, module)
+        if (arguments := predicted(inputs)) is not None:
+            programs.ahead(arguments)
+        return CompiledGraph(name, None, programs)

@@ -1,0 +1,202 @@
+"""One compiled graph: what AOTAutograd calls, and what its cache stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+from torch._inductor.output_code import OutputCode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+
+from torch_tpu import _C, config, platform
+from torch_tpu.lowering import view
+from torch_tpu.programs import disk, options, stats
+from torch_tpu.programs.eager import CODE_OF_DTYPE, PRECISIONS, describe, make_program
+from torch_tpu.stablehlo import Type
+from torch_tpu.tracing.graph import build_graph
+from torch_tpu.tracing.program import Argument, Plan, TensorArgument
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """XLA compiles without the GIL, so several programs are compiled at a time."""
+    return ThreadPoolExecutor(config.get("TORCH_TPU_COMPILE_THREADS") or None, "torch_tpu compile")
+
+
+class Programs:
+    """The programs of one graph, by the geometry of its inputs.
+
+    C++ (``csrc/compile/graph.cc``) keeps them in a table and calls :meth:`obtain` for what it does not have.
+    """
+
+    def __init__(self, name: str, module: GraphModule) -> None:
+        self.name = name
+        self.module = module
+        self.identity = _identity(module)
+        self.plans: list[Plan] = []
+        self._ahead: dict[str, Future[tuple[Plan, Any]]] = {}  # by disk key
+        self._lock = threading.Lock()
+        self.run = _C._Graph(name, self.obtain)
+
+    def key(self, arguments: Sequence[Argument], precision: str) -> str:
+        return disk.key_of(f"graph:{self.identity}", [*arguments], precision)
+
+    def obtain(self, arguments: list[Any], precision: int) -> Any:
+        """The program for inputs of a new geometry: compiled ahead, from the disk cache, or compiled now."""
+        described = [describe(a) for a in arguments]
+        level = PRECISIONS[precision]
+        with self._lock:
+            ahead = self._ahead.pop(self.key(described, level), None)
+        plan, executable = ahead.result() if ahead is not None else self._make(described, level)
+        return make_program(plan, executable)
+
+    def ahead(self, arguments: Sequence[Argument]) -> Future[tuple[Plan, Any]]:
+        """Traces the graph for inputs of this geometry, which finds what it cannot do, and compiles in the pool."""
+        level = PRECISIONS[_C._precision()]
+        key = self.key(arguments, level)
+        with self._lock:
+            if key not in self._ahead:
+                self._ahead[key] = self._start([*arguments], level, key)
+            return self._ahead[key]
+
+    def _make(self, arguments: list[Argument], level: str) -> tuple[Plan, Any]:
+        return self._start(arguments, level, self.key(arguments, level)).result()
+
+    def _start(self, arguments: list[Argument], level: str, key: str) -> Future[tuple[Plan, Any]]:
+        why = stats.reason(self.name, arguments)
+        start = time.perf_counter()
+        if (entry := disk.load(key)) is not None:
+            stats.record(self.name, "disk", 0.0, time.perf_counter() - start, why)
+            done: Future[tuple[Plan, Any]] = Future()
+            done.set_result(entry)
+            return done
+        plan = self.build(arguments, level)
+        traced = time.perf_counter()
+
+        def compile_() -> tuple[Plan, Any]:
+            begin = time.perf_counter()
+            executable = options.compile(plan)
+            disk.store(key, plan, executable)
+            stats.record(self.name, "compiled", traced - start, time.perf_counter() - begin, why)
+            return plan, executable
+
+        return _pool().submit(compile_)
+
+    def build(self, arguments: Sequence[Argument], level: str, locations: bool = False) -> Plan:
+        """The plan for inputs of a geometry; nothing is compiled."""
+        plan = build_graph(
+            self.name,
+            self.module,
+            arguments,
+            precision=level,
+            emulate_precision=platform.emulates_precision(),
+            locations=locations,
+        )
+        self.plans.append(plan)
+        return plan
+
+
+def _identity(module: GraphModule) -> str:
+    """A hash of what a graph computes: its code, and that of its subgraphs, with the scopes of precision in it."""
+    digest = hashlib.sha256()
+    for path, part in module.named_modules():
+        if isinstance(part, GraphModule):
+            digest.update(path.encode())
+            digest.update(part.code.encode())
+            for node in part.graph.nodes:
+                if custom := node.meta.get("custom"):
+                    digest.update(f"{node.name}:{custom}:{node.meta.get('partitioner_tag')}".encode())
+    for name, value in _constants(module).items():
+        digest.update(name.encode() + repr(value).encode())
+    return digest.hexdigest()[:32]
+
+
+def _constants(module: GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that are part of a graph, by the names that its nodes have for them."""
+    found = {}
+    for part in module.modules():
+        if isinstance(part, GraphModule):
+            for node in part.graph.nodes:
+                value = getattr(part, node.target, None) if node.op == "get_attr" else None
+                if isinstance(value, torch.Tensor):
+                    found[node.target] = value
+    return found
+
+
+def predicted(inputs: Sequence[Any]) -> list[Argument] | None:
+    """The geometry that inputs known as fake tensors will have, if each covers its memory; None if sizes are open."""
+    slots: dict[int, int] = {}
+    described: list[Argument] = []
+    position = 0
+    for item in inputs:
+        if not isinstance(item, torch.Tensor):
+            if isinstance(item, torch.SymInt | torch.SymFloat | float) or not isinstance(item, int | None):
+                return None
+            described.append(item)
+            continue
+        if item.device.type != "tpu" or any(isinstance(n, torch.SymInt) for n in (*item.shape, *item.stride())):
+            return None
+        described.append(_argument(item, position, slots))
+        position += 1
+    return described
+
+
+def _argument(t: torch.Tensor, position: int, slots: dict[int, int]) -> TensorArgument:
+    slot = slots.setdefault(t.untyped_storage()._cdata, len(slots))
+    sizes, strides = tuple(t.shape), tuple(t.stride())
+    storage = t.untyped_storage().nbytes()
+    whole = view.is_dense(sizes, strides) and storage == t.numel() * t.itemsize
+    order = view.memory_order(sizes, strides) if whole else ()
+    contiguous = t.is_contiguous()
+    dims = sizes if contiguous else tuple(sizes[i] for i in order)
+    base = Type(dims if whole else (storage // t.itemsize,), t.dtype)
+    chain = view.chain_of(sizes, strides)
+    fits = (whole and contiguous) or (chain is not None and 0 not in sizes and chain.fits(int(t.storage_offset())))
+    return TensorArgument(
+        position, slot, t.dtype, sizes, strides, int(t.storage_offset()), fits, storage, base, t.is_conj(), t.is_neg()
+    )
+
+
+@dataclasses.dataclass
+class CompiledGraph(OutputCode):
+    """What AOTAutograd calls with a list of inputs, which is emptied; it can be stored in AOTAutograd's cache."""
+
+    name: str
+    pickled: bytes | None
+    programs: Programs | None
+
+    def __post_init__(self) -> None:
+        self._boxed_call = True  # on the object: AOTAutograd's wrappers copy its attributes
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        assert self.programs is not None
+        return self.programs.run(inputs if isinstance(inputs, list) else [*inputs])
+
+    def prepare_for_serialization(self) -> None:
+        from torch.fx._graph_pickler import GraphPickler, Options
+
+        assert self.programs is not None
+        module = self.programs.module
+        self.pickled = GraphPickler.dumps(module, Options(ops_filter=None))
+        self.programs = None
+
+    def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
+        if self.programs is None:
+            from torch.fx._graph_pickler import GraphPickler
+
+            assert self.pickled is not None
+            mode = next((t.fake_mode for t in example_inputs if isinstance(t, FakeTensor)), None) or FakeTensorMode()
+            module = GraphPickler.loads(self.pickled, mode)
+            assert isinstance(module, GraphModule)
+            self.programs = Programs(self.name, module)
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        pass

@@ -1,0 +1,82 @@
+#include "compile/graph.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "eager/kernel.h"
+#include "eager/python.h"
+#include "runtime/runtime.h"
+
+namespace py = pybind11;
+
+namespace torch_tpu {
+namespace {
+
+c10::IValue value_of(PyObject* item) {
+  if (THPVariable_Check(item)) return THPVariable_Unpack(item);
+  if (item == Py_None) return {};
+  if (PyBool_Check(item)) return item == Py_True;
+  if (PyLong_Check(item)) return static_cast<int64_t>(PyLong_AsLongLong(item));
+  if (PyFloat_Check(item)) return PyFloat_AsDouble(item);
+  throw py::type_error("A compiled graph takes tensors, ints, floats and None, got " +
+                       std::string(Py_TYPE(item)->tp_name) + ".");
+}
+
+py::object object_of(const c10::IValue& value) {
+  if (value.isTensor() && value.toTensor().defined())
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()));
+  if (value.isInt()) return py::int_(value.toInt());
+  return py::none();
+}
+
+// Sizes are part of a program; floats are operands.
+ArgumentSpec spec_of(const c10::IValue& value) {
+  ArgumentSpec spec;
+  spec.kind = value.isTensor() ? ArgumentSpec::kTensor : value.isDouble() ? ArgumentSpec::kFloat : ArgumentSpec::kOther;
+  return spec;
+}
+
+}  // namespace
+
+ProgramPtr Graph::program_for(Call& call, const std::vector<c10::IValue>& values,
+                              const std::vector<ArgumentSpec>& specs) {
+  const auto precision = static_cast<uint64_t>(current_precision());
+  call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? precision + 1 : 0);
+  call.read(specs, values.data());
+  if (ProgramPtr program = programs_.find(call.key, hash_key(call.key))) return program;
+  Runtime::get();
+  auto program = python::compile_graph(compile_, specs, call, values.data(), static_cast<int>(precision));
+  if (program->uses_precision) {
+    uses_precision_ = true;
+    call.key[0] = precision + 1;
+  }
+  programs_.insert(call.key, hash_key(call.key), program);
+  return program;
+}
+
+py::list Graph::operator()(py::list inputs) {
+  HANDLE_TH_ERRORS
+  std::vector<c10::IValue> values;
+  std::vector<ArgumentSpec> specs;
+  values.reserve(inputs.size());
+  specs.reserve(inputs.size());
+  for (py::handle item : inputs) {
+    values.push_back(value_of(item.ptr()));
+    specs.push_back(spec_of(values.back()));
+  }
+  inputs.attr("clear")();
+  Results results;
+  {
+    py::gil_scoped_release unlocked;
+    Call call;
+    launch(*program_for(call, values, specs), call, &results);
+    values.clear();
+  }
+  py::list out(results.size());
+  for (size_t i = 0; i < results.size(); ++i) out[i] = object_of(results[i]);
+  return out;
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+}  // namespace torch_tpu
