@@ -10,7 +10,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -342,15 +342,27 @@ class Precision(enum.Enum):
     HIGHEST = 2
 
 
-@contextmanager
-def precision(level: Precision) -> Iterator[None]:
+def precision(level: Precision) -> AbstractContextManager[None]:
     """Runs a block with another precision, whatever ``torch.set_float32_matmul_precision`` says.
+
+    Inside of a compiled function it marks the block's operators and breaks no graph. Backward passes are outside of
+    it, as in eager mode, unless ``backward()`` is called inside.
 
     Raises:
         ValueError: ``level`` is not a :class:`Precision`.
     """
     if not isinstance(level, Precision):
         raise ValueError(f"Expected a torch.tpu.Precision (DEFAULT, HIGH or HIGHEST), got {level!r}.")
+    if torch.compiler.is_dynamo_compiling():
+        return torch.fx.traceback.annotate({"torch_tpu.precision": _PRECISION_NAMES[level.value]})
+    return _scoped_precision(level)
+
+
+_PRECISION_NAMES = ("medium", "high", "highest")
+
+
+@contextmanager
+def _scoped_precision(level: Precision) -> Iterator[None]:
     previous = _C._exchange_scoped_precision(level.value)
     try:
         yield

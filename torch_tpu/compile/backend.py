@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
-from torch_tpu.compile.graph import CompiledGraph, Programs, predicted
+from torch_tpu.compile.graph import CompiledGraph, compiled
 from torch_tpu.compile.settings import Settings
 
 _numbers = itertools.count()
@@ -66,7 +66,4 @@ class _Compiler:
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         name = f"{self.settings.name or 'graph'}_{self.number}.{self.role}"
-        programs = Programs(name, module)
-        if (arguments := predicted(inputs)) is not None:
-            programs.ahead(arguments)
-        return CompiledGraph(name, None, programs)
+        return CompiledGraph(name, module, compiled(name, module, inputs))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 from torch._inductor.output_code import OutputCode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from torch_tpu import _C, config, platform
+from torch_tpu.compile.segments import CONSTANT_ELEMENTS, Runner, split
 from torch_tpu.lowering import view
 from torch_tpu.programs import disk, options, stats
 from torch_tpu.programs.eager import CODE_OF_DTYPE, PRECISIONS, describe, make_program
@@ -24,11 +26,48 @@ from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.graph import build_graph
 from torch_tpu.tracing.program import Argument, Plan, TensorArgument
 
+#: Takes a list of inputs, which it empties, and returns a list of outputs.
+Runnable = Callable[[list[Any]], list[Any]]
+
 
 @cache
 def _pool() -> ThreadPoolExecutor:
     """XLA compiles without the GIL, so several programs are compiled at a time."""
     return ThreadPoolExecutor(config.get("TORCH_TPU_COMPILE_THREADS") or None, "torch_tpu compile")
+
+
+def compiled(name: str, module: GraphModule, inputs: Sequence[Any] | None = None) -> Runnable:
+    """What runs a graph: one program, or several with steps between them.
+
+    Args:
+        name: Stands in logs.
+        module: The graph.
+        inputs: Fake tensors; if given, what their sizes tell is compiled in the background from now on.
+
+    Raises:
+        CompileError: An operator has no program, as far as ``inputs`` tell.
+    """
+    number = itertools.count()
+
+    def program(part: GraphModule) -> Runnable:
+        part, constants = _lift(part)
+        programs = Programs(f"{name}.{next(number)}" if segments else name, part)
+        fakes = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
+        arguments = predicted(fakes) if inputs is not None else None
+        if arguments is not None:
+            programs.ahead(arguments)
+        return _with_constants(programs.run, constants) if constants else programs.run
+
+    segments = split(module)
+    return program(module) if segments is None else Runner(module, segments, program)
+
+
+def _with_constants(run: Runnable, constants: list[torch.Tensor]) -> Runnable:
+    def call(inputs: list[Any]) -> list[Any]:
+        inputs += constants
+        return run(inputs)
+
+    return call
 
 
 class Programs:
@@ -115,7 +154,7 @@ def _identity(module: GraphModule) -> str:
                 if custom := node.meta.get("custom"):
                     digest.update(f"{node.name}:{custom}:{node.meta.get('partitioner_tag')}".encode())
     for name, value in _constants(module).items():
-        digest.update(name.encode() + repr(value).encode())
+        digest.update(f"{name}{value.dtype}{value.tolist()}".encode())
     return digest.hexdigest()[:32]
 
 
@@ -129,6 +168,34 @@ def _constants(module: GraphModule) -> dict[str, torch.Tensor]:
                 if isinstance(value, torch.Tensor):
                     found[node.target] = value
     return found
+
+
+def _lift(module: GraphModule) -> tuple[GraphModule, list[torch.Tensor]]:
+    """The graph with its large constants as further inputs, and those; small ones stay, on the host."""
+    lifted: dict[str, torch.Tensor] = {}
+    for name, value in _constants(module).items():
+        if value.numel() > CONSTANT_ELEMENTS and hasattr(module, name):
+            lifted[name] = value.detach().to("tpu")
+        elif value.device.type == "tpu":
+            for part in module.modules():
+                if hasattr(part, name):
+                    setattr(part, name, value.detach().cpu())
+    if not lifted:
+        return module, []
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = graph.node_copy(node)
+    inputs = {name: graph.placeholder(f"constant_{name}") for name in lifted}
+    for name, node in inputs.items():
+        node.meta["val"] = lifted[name]
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and node.target in inputs:
+            copies[node] = inputs[node.target]
+        elif node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return GraphModule(module, graph), [*lifted.values()]
 
 
 def predicted(inputs: Sequence[Any]) -> list[Argument] | None:
@@ -170,33 +237,32 @@ class CompiledGraph(OutputCode):
     """What AOTAutograd calls with a list of inputs, which is emptied; it can be stored in AOTAutograd's cache."""
 
     name: str
-    pickled: bytes | None
-    programs: Programs | None
+    module: GraphModule | None
+    run: Runnable | None
+    pickled: bytes | None = None
 
     def __post_init__(self) -> None:
         self._boxed_call = True  # on the object: AOTAutograd's wrappers copy its attributes
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        assert self.programs is not None
-        return self.programs.run(inputs if isinstance(inputs, list) else [*inputs])
+        assert self.run is not None
+        return self.run(inputs if isinstance(inputs, list) else [*inputs])
 
     def prepare_for_serialization(self) -> None:
         from torch.fx._graph_pickler import GraphPickler, Options
 
-        assert self.programs is not None
-        module = self.programs.module
-        self.pickled = GraphPickler.dumps(module, Options(ops_filter=None))
-        self.programs = None
+        self.pickled = GraphPickler.dumps(self.module, Options(ops_filter=None))
+        self.module = self.run = None
 
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
-        if self.programs is None:
+        if self.run is None:
             from torch.fx._graph_pickler import GraphPickler
 
             assert self.pickled is not None
             mode = next((t.fake_mode for t in example_inputs if isinstance(t, FakeTensor)), None) or FakeTensorMode()
             module = GraphPickler.loads(self.pickled, mode)
             assert isinstance(module, GraphModule)
-            self.programs = Programs(self.name, module)
+            self.module, self.run = module, compiled(self.name, module)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         pass

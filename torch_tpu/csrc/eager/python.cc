@@ -12,10 +12,30 @@ namespace py = pybind11;
 namespace torch_tpu::python {
 namespace {
 
+// While Dynamo runs a compiled function it would compile the Python code here, too.
+class OutsideOfDynamo {
+ public:
+  OutsideOfDynamo() {
+    auto modules = py::reinterpret_borrow<py::dict>(PyImport_GetModuleDict());
+    if (!modules.contains("torch._C._dynamo.eval_frame")) return;
+    set_ = modules["torch._C._dynamo.eval_frame"].attr("set_eval_frame");
+    previous_ = set_(py::none());
+  }
+  ~OutsideOfDynamo() {
+    if (!set_) return;
+    py::error_scope kept;
+    set_(previous_);
+  }
+
+ private:
+  py::object set_, previous_;
+};
+
 // Runs `body` with the GIL; a Python exception leaves as the C++ exception that PyTorch turns back into itself.
 template <typename Body>
 auto with_python(Body body) {
   py::gil_scoped_acquire gil;
+  OutsideOfDynamo outside;
   try {
     return body();
   } catch (py::error_already_set& error) {
