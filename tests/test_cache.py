@@ -177,6 +177,17 @@ def test_an_entry_keeps_what_its_program_checks(folder: Path) -> None:
         _C._clear_table()
 
 
+def test_an_entry_does_not_hide_which_numbers_are_refused(folder: Path) -> None:
+    x, n = torch.ones(3, device="tpu"), torch.full((3,), 3, device="tpu")
+    assert x.uniform_(1, 2).isfinite().all() and (n**1).tolist() == [3, 3, 3]
+    forget()
+    with pytest.raises(RuntimeError, match="from"):
+        x.uniform_(2, 1)
+    assert (n**2).tolist() == [9, 9, 9]
+    with pytest.raises(RuntimeError, match="negative integer powers"):
+        n**-2
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_dropped_with_a_warning_and_compiled_again(folder: Path, damage: str) -> None:
     forget()

@@ -88,6 +88,12 @@ ONE_PROGRAM: dict[str, Snippet] = {
     "x * k": lambda w, k: w.x * k,
     "x // k": lambda w, k: w.x // (k + 1),
     "x % k": lambda w, k: w.x % (k + 1),
+    "x ** k": lambda w, k: w.x ** (k + 2),
+    "x ** float": lambda w, k: w.x ** (k + 1.5),
+    "x ** -k": lambda w, k: w.x ** (-k - 1),
+    "index ** k": lambda w, k: w.indices[0] ** (k + 2),
+    "foreach x ** float": lambda w, k: torch._foreach_pow([w.x, w.y], k + 1.5),
+    "grad of x ** float": lambda w, k: w.gradient(w.leaf ** (k + 2.5)),
     "k ** x": lambda w, k: (k + 1.5) ** w.x,
     "x > k": lambda w, k: w.x > k,
     "add alpha": lambda w, k: torch.add(w.x, w.y, alpha=k + 2),
@@ -166,8 +172,6 @@ STATED: dict[str, tuple[int, Snippet]] = {
     "arange of k": (8, lambda w, k: torch.arange(k + 5, device="tpu")),
     "cat in a growing loop": (8, lambda w, k: w.grow()),
     "topk of k": (8, lambda w, k: torch.topk(w.z, k + 1)),
-    # exponents are part of the program: x ** 2 is x * x
-    "x ** k": (8, lambda w, k: w.x ** (k + 2)),
     # shifts are a list of integers
     "roll": (8, lambda w, k: torch.roll(w.x, k + 1, 0)),
 }

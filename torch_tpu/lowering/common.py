@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -41,6 +41,17 @@ def as_value(x: Scalar, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
     if isinstance(x, Value):
         return hlo.broadcast_to(hlo.convert(x, dtype), shape)
     return hlo.constant(x, dtype, tuple(shape))
+
+
+def by_number(n: Value, cases: Mapping[Number, Callable[[], Value]], otherwise: Callable[[], Value]) -> Value:
+    """What the case of the run-time number ``n``, 0-d, gives; the others are not computed."""
+    branches = [otherwise, *cases.values()]
+    index = hlo.constant(0, torch.int32)
+    for i, number in enumerate(cases):
+        index = hlo.select(hlo.compare(n, number, "EQ"), i + 1, index)
+    if len(branches) == 2:  # XLA's simplifier would compute both
+        branches.append(otherwise)
+    return hlo.case(index, branches)
 
 
 def magnitude(x: Value) -> Value:
@@ -87,6 +98,7 @@ __all__ = [
     "Scalar",
     "ScalarOperand",
     "as_value",
+    "by_number",
     "canonical_dims",
     "compute_dtype",
     "highest",

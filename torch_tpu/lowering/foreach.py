@@ -59,16 +59,25 @@ def _functional_overloads() -> Iterator[OpOverload]:
 
 
 def _static(op: OpOverload, single: OpOverload) -> tuple[str, ...]:
-    """The numbers of ``op`` that are static in ``single``; all of them if ``single`` has no rule."""
+    """The numbers of ``op`` that are static in ``single``; all of them if ``single`` has no rule.
+
+    Lists of numbers have no classes in the key: they are static too where the rule asks for these.
+    """
     rule = op_info(single).rule
     pairs = zip(op._schema.arguments, single._schema.arguments, strict=False)
-    return tuple(a.name for a, b in pairs if str(a.type) in _NUMBERS and (rule is None or b.name in rule.static))
+    return tuple(
+        a.name
+        for a, b in pairs
+        if str(a.type) in _NUMBERS
+        and (rule is None or b.name in rule.static or (rule.classes and str(a.type) == "List[number]"))
+    )
 
 
 def _repeat(op: OpOverload, single: OpOverload) -> None:
     is_list = [str(a.type) in _ELEMENT for a in op._schema.arguments]
+    rule_of_one = op_info(single).rule
 
-    @lower(registry_name(op), static=_static(op, single))
+    @lower(registry_name(op), static=_static(op, single), classes=rule_of_one is not None and rule_of_one.classes)
     def rule(*arguments: Any, alpha: Any = None, memory_format: Any = None, result: list[Type]) -> list[Value]:
         if alpha is not None:
             arguments = (*arguments, alpha)

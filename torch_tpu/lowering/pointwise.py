@@ -6,13 +6,14 @@ Comparisons, logic and selection are in ``comparison.py``, activations in ``acti
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import torch
 
 from torch_tpu.lowering import meta
-from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, magnitude
+from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, by_number, compute_dtype, magnitude
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -415,22 +416,49 @@ lower("pow.Tensor_Tensor", promote=Promotion.NO_OPMATH)(in_storage_dtype(power))
 lower("pow.Scalar", promote=Promotion.NO_OPMATH, meta=meta.contiguous("pow.Scalar"))(in_storage_dtype(power))
 
 
-@lower("pow.Tensor_Scalar", promote=Promotion.DEFAULT, static=("exponent",))
-def power_scalar(x: Value, exponent: int | float | complex, *, result: list[Type]) -> Value:
-    """A power with a known exponent; the exponents that ATen's CPU kernel treats apart are treated apart."""
-    if exponent == 0:
-        return hlo.full_like(x, 1)
-    if exponent == 1:
-        return x
-    if exponent in (2, 3):
-        return x * x if exponent == 2 else x * x * x
-    if is_inexact(x):
-        if exponent in (0.5, -0.5):
-            return hlo.sqrt(x) if exponent == 0.5 else hlo.rsqrt(x)
-        if exponent in (-1, -2):
-            return 1 / (x if exponent == -1 else x * x)
-    if is_inexact(x):
+#: The exponents that ATen's CPU kernel treats apart, as they are below zero, below one, and above.
+_ROOTS: dict[Number, Unary] = {0.5: hlo.sqrt}
+_RECIPROCALS: dict[Number, Unary] = {-0.5: hlo.rsqrt, -1: lambda x: 1 / x, -2: lambda x: 1 / (x * x)}
+_PRODUCTS: dict[Number, Unary] = {2: square, 3: lambda x: x * x * x}
+
+
+@lower("pow.Tensor_Scalar", promote=Promotion.DEFAULT, single=("exponent",), classes=True)
+def power_scalar(x: Value, exponent: Number | ScalarOperand, *, result: list[Type]) -> Value:
+    """A power of one exponent. One that is 0 or 1 is known to be."""
+    sample = exponent.sample if isinstance(exponent, ScalarOperand) else exponent
+    if sample in (0, 1) and not (isinstance(sample, complex) and isinstance(exponent, ScalarOperand)):
+        return x if sample == 1 else hlo.full_like(x, 1)
+    if not is_inexact(x):
+        return _whole_power(x, exponent)
+    apart = _ROOTS | _RECIPROCALS | _PRODUCTS
+    if not isinstance(exponent, ScalarOperand):
+        if exponent in apart:
+            return apart[exponent](x)
         return power(x, hlo.convert(hlo.constant(exponent, result[0].dtype, x.shape), x.dtype))
+    if not isinstance(sample, complex):
+        apart = _RECIPROCALS if sample < 0 else _ROOTS if sample < 1 else _PRODUCTS
+    n = _rounded(exponent.to(x.dtype), result[0].dtype)
+    cases: dict[Number, Callable[[], Value]] = {value: functools.partial(case, x) for value, case in apart.items()}
+    return by_number(n, cases, lambda: power(x, hlo.broadcast_to(n, x.shape)))
+
+
+def _rounded(n: Value, dtype: torch.dtype) -> Value:
+    """``n`` to the precision of ``dtype``, where that is a half type and ``n`` is not."""
+    if dtype not in (torch.float16, torch.bfloat16) or n.dtype == dtype:
+        return n
+    return hlo.reduce_precision(n, *((5, 10) if dtype == torch.float16 else (8, 7)))
+
+
+def _whole_power(x: Value, exponent: Number | ScalarOperand) -> Value:
+    """Repeated squaring by the bits of a natural number."""
+    if isinstance(exponent, ScalarOperand):
+
+        def step(product: Value, x: Value, bits: Value) -> list[Value]:
+            odd = hlo.broadcast_to(differs(hlo.and_(bits, 1), 0), x.shape)
+            return [hlo.select(odd, product * x, product), x * x, hlo.shift_right_logical(bits, 1)]
+
+        start = [hlo.full_like(x, 1), x, exponent.to(torch.int64)]
+        return hlo.while_(start, lambda product, x, bits: differs(bits, 0), step)[0]
     product, bits = hlo.full_like(x, 1), int(exponent)  # type: ignore[arg-type]
     while bits:
         product, x, bits = (product * x if bits & 1 else product), x * x, bits >> 1

@@ -34,6 +34,9 @@ class Rule:
         promoted: Names of the arguments that take part in promotion; by default every positional tensor and Scalar.
         static: Names of Scalar and float arguments that are part of the program instead of run-time operands.
         runtime: Names of integer arguments that are run-time operands instead of part of the program.
+        single: Names of numbers that an element-wise rule gets as they are, where it gets others as operands.
+        classes: Which of its numbers are NaN, negative, zero, below one, one, above one is part of the program: it
+            refuses some of them, or has another form for them.
         mutates: Arguments that the operator changes though its schema does not say so (running statistics); their new
             values follow the results.
         meta: In place of PyTorch's meta kernel where that speaks for another device alone; called without ``out=``.
@@ -44,6 +47,8 @@ class Rule:
     promoted: tuple[str, ...] | None = None
     static: frozenset[str] = frozenset()
     runtime: frozenset[str] = frozenset()
+    single: frozenset[str] = frozenset()
+    classes: bool = False
     mutates: tuple[str, ...] = ()
     meta: Callable[..., Any] | None = None
     keywords: frozenset[str] = field(default_factory=frozenset)
@@ -60,6 +65,8 @@ def lower(
     promoted: tuple[str, ...] | None = None,
     static: tuple[str, ...] = (),
     runtime: tuple[str, ...] = (),
+    single: tuple[str, ...] = (),
+    classes: bool = False,
     mutates: tuple[str, ...] = (),
     meta: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -70,7 +77,10 @@ def lower(
         keywords = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
         if not str(getattr(function, "__module__", "")).startswith("torch_tpu."):
             _foreign.update(marshal.dumps(getattr(function, "__code__", None)))
-        rule = Rule(function, promote, promoted, frozenset(static), frozenset(runtime), mutates, meta, keywords)
+        rule = Rule(
+            function, promote, promoted, frozenset(static), frozenset(runtime), frozenset(single), classes, mutates,
+            meta, keywords,
+        )  # fmt: skip
         for name in names:
             if name in _rules:
                 raise ValueError(f"The operator {name} has two lowering rules: {_rules[name].function} and {function}.")

@@ -124,9 +124,26 @@ def describe(item: Any, kind: str = "") -> Any:
     return item
 
 
+def _with_kinds(description: list[Any]) -> list[Any]:
+    """The description with the classes of numbers that C++ put into the key, in words."""
+    out: list[Any] = []
+    last: Any = None
+    for item in description:
+        if isinstance(item, NumberArgument):
+            x = 0.0 if isinstance(item.value, complex) else item.value
+            is_so = {"negative": x < 0, "0": x == 0, "below 1": x < 1, "1": x == 1, "above 1": x > 1}
+            size = next((word for word, so in is_so.items() if so), "NaN")
+            order = "" if last is None else ", more" if last < x else ", as much" if last == x else ", not more"
+            last, item = x, item._replace(kind=size + order)
+        out.append(item)
+    return out
+
+
 def compile_call(name: str, arguments: list[Any], precision: int) -> Any:
     """The program for one call of operator ``name``: from the disk cache, or traced and compiled."""
     described = [describe(a, kind) for a, kind in zip(arguments, _argument_types(name), strict=True)]
+    if operator_spec(name).checks_numbers:
+        described = _with_kinds(described)
     why = stats.reason(name, described)
     start = time.perf_counter()
     key = disk.key_of(name, described, PRECISIONS[precision])

@@ -573,21 +573,17 @@ def while_(
     return function.emit(text, *types)
 
 
-def if_(
-    predicate: Value, on_true: Callable[[], Sequence[Value]], on_false: Callable[[], Sequence[Value]]
-) -> tuple[Value, ...]:
+def case(index: Value, branches: Sequence[Callable[[], Value]]) -> Value:
+    """What branch ``index``, int32, gives; of others, nothing is computed. XLA computes both of two cheap branches."""
     function = current()
-    with function.region() as (_, first):
-        chosen = on_true()
-        function.return_(*chosen)
-    with function.region() as (_, second):
-        function.return_(*on_false())
-    types = [v.type for v in chosen]
-    text = (
-        f'"stablehlo.if"({predicate.name}) ({first[0]}, {second[0]}) : ({predicate.type}) -> '
-        f"({', '.join(map(str, types))})"
-    )
-    return function.emit(text, *types, pure=False)
+    regions = []
+    for branch in branches:
+        with function.region() as (_, region):
+            result = branch()
+            function.return_(result)
+        regions.append(region[0])
+    text = f'"stablehlo.case"({index.name}) ({", ".join(regions)}) : ({index.type}) -> {result.type}'
+    return function.emit(text, result.type, pure=False)[0]
 
 
 # ---- contractions ---------------------------------------------------------------------------------------------------

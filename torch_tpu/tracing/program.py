@@ -50,10 +50,11 @@ class HostScalar(NamedTuple):
 
 
 class NumberArgument(NamedTuple):
-    """A Scalar or float argument whose value is an operand."""
+    """A Scalar or float argument whose value is an operand; ``kind`` is what the program knows of it all the same."""
 
     index: int  # type: ignore[assignment]
     value: Any
+    kind: str = ""
 
 
 class NumbersArgument(NamedTuple):
