@@ -39,6 +39,7 @@ class World:
         self.cache, self.entry, self.entries = torch.zeros(2, 32, 8, device="tpu"), make(2, 8), make(2, 1, 8)
         self.masks = [(torch.arange(64) < 5 * (k + 1)).to("tpu") for k in range(WARM + CALLS)]
         self.indices = [(torch.arange(6) + k).to("tpu") for k in range(WARM + CALLS)]
+        self.targets = torch.arange(64, device="tpu") % 8
         self.longer = [make(1, 8)]
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
@@ -119,6 +120,9 @@ ONE_PROGRAM: dict[str, Snippet] = {
     "batch_norm eps and momentum": lambda w, k: w.gradient(
         F.batch_norm(w.leaf, w.y[0], w.y[1], training=True, momentum=0.05 + 0.1 * k, eps=1e-4 * (k + 1))
     ),
+    "huber_loss delta": lambda w, k: w.gradient(F.huber_loss(w.leaf, w.y, delta=k + 1.5)),
+    "smooth_l1_loss beta": lambda w, k: w.gradient(F.smooth_l1_loss(w.leaf, w.y, beta=k + 1.5)),
+    "ignore_index": lambda w, k: w.gradient(F.cross_entropy(w.leaf, w.targets, ignore_index=k)),
     "foreach": lambda w, k: torch._foreach_add([w.x, w.y], [k + 0.5, k + 1.0]),
     "tensor from a number": lambda w, k: torch.tensor([k, k + 1], device="tpu") * 2,
     "arange of one length": lambda w, k: torch.arange(k, k + 5, device="tpu"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_tpu.lowering import meta
-from torch_tpu.lowering.common import compute_dtype, for_cpu, tracer
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, for_cpu, tracer
 from torch_tpu.lowering.indexing import read_along
 from torch_tpu.lowering.reduction import average, spread, total
 from torch_tpu.lowering.registry import lower
@@ -43,6 +43,54 @@ def binary_cross_entropy(
     return _reduced(hlo.reshape(loss, (loss.numel,)), reduction, result[0])
 
 
+# ---- quadratic near zero, linear beyond -----------------------------------------------------------------------------
+def _distances(x: Value, target: Value, limit: Scalar, dtype: torch.dtype) -> tuple[Value, Value]:
+    """``x - target``, and the distance up to which the loss is quadratic, both as far as ``dtype`` computes."""
+    shape, dtype = hlo.broadcast_shapes(x.shape, target.shape), compute_dtype(dtype)
+    x, target = (hlo.broadcast_to(hlo.convert(v, dtype), shape) for v in (x, target))
+    return x - target, as_value(limit, dtype, shape)
+
+
+def _over_all(loss: Value, reduction: int, result: Type) -> Value:
+    return _reduced(hlo.reshape(loss, (loss.numel,)), reduction, result)
+
+
+def _gradient(grad: Value, slope: Value, reduction: int, result: Type) -> Value:
+    share = 1.0 / max(slope.numel, 1) if reduction == _MEAN else 1.0
+    return hlo.convert(hlo.broadcast_to(hlo.convert(grad, slope.dtype), slope.shape) * share * slope, result.dtype)
+
+
+@lower("huber_loss", classes=True)
+def huber_loss(x: Value, target: Value, reduction: int = _MEAN, delta: Scalar = 1.0, *, result: list[Type]) -> Value:
+    d, delta = _distances(x, target, delta, result[0].dtype)
+    d = hlo.abs_(d)
+    return _over_all(hlo.select(d <= delta, d * d * 0.5, (d - delta * 0.5) * delta), reduction, result[0])
+
+
+@lower("huber_loss_backward", classes=True)
+def huber_loss_backward(
+    grad: Value, x: Value, target: Value, reduction: int, delta: Scalar, *, result: list[Type]
+) -> Value:
+    d, delta = _distances(x, target, delta, result[0].dtype)
+    slope = hlo.select(d < -delta, -delta, hlo.select(d > delta, delta, d))
+    return _gradient(grad, slope, reduction, result[0])
+
+
+@lower("smooth_l1_loss", classes=True)
+def smooth_l1_loss(x: Value, target: Value, reduction: int = _MEAN, beta: Scalar = 1.0, *, result: list[Type]) -> Value:
+    d, beta = _distances(x, target, beta, result[0].dtype)
+    d = hlo.abs_(d)
+    return _over_all(hlo.select(d < beta, d * d * 0.5 / beta, d - beta * 0.5), reduction, result[0])
+
+
+@lower("smooth_l1_loss_backward", classes=True)
+def smooth_l1_loss_backward(
+    grad: Value, x: Value, target: Value, reduction: int, beta: Scalar, *, result: list[Type]
+) -> Value:
+    d, beta = _distances(x, target, beta, result[0].dtype)
+    return _gradient(grad, hlo.select(hlo.abs_(d) < beta, d / beta, hlo.sign(d)), reduction, result[0])
+
+
 # ---- negative log-likelihood ----------------------------------------------------------------------------------------
 def _classes(x: Value) -> int:
     """The class dimension of [C], [N, C] or [N, C, H, W]."""
@@ -69,13 +117,19 @@ def _out_of_range(target: Value, classes: int) -> Value:
     return over | hlo.compare(target, 0, "LT") if target.dtype.is_signed else over
 
 
-def _weights(x: Value, target: Value, weight: Value | None, ignore_index: int) -> tuple[Value, Value]:
+def _is_counted(target: Value, ignore_index: Scalar) -> Value:
+    if isinstance(ignore_index, int):
+        return hlo.compare(target, ignore_index, "NE")
+    return hlo.compare(hlo.convert(target, torch.int64), as_value(ignore_index, torch.int64, target.shape), "NE")
+
+
+def _weights(x: Value, target: Value, weight: Value | None, ignore_index: Scalar) -> tuple[Value, Value]:
     """(target, its weight), both with one class; the weight of ``ignore_index`` is 0.
 
     A target that is neither a class nor ``ignore_index`` is reported at the next synchronisation.
     """
     c = _classes(x)
-    used = hlo.compare(target, ignore_index, "NE")
+    used = _is_counted(target, ignore_index)
     tracer().check(used & _out_of_range(target, x.shape[c]), "Target is out of bounds", IndexError)
     one_class = [1 if i == c else n for i, n in enumerate(x.shape)]
     index = hlo.reshape(hlo.convert(target, torch.int32), one_class)
@@ -92,10 +146,10 @@ def _with_classes(name: str) -> Callable[..., Any]:
     return lambda x, target, *args: kernel(x, target.long() if target.dtype == torch.uint8 else target, *args)
 
 
-@lower("nll_loss_forward", meta=_with_classes("nll_loss_forward"))
-@lower("nll_loss2d_forward", meta=_with_classes("nll_loss2d_forward"))
+@lower("nll_loss_forward", runtime=("ignore_index",), meta=_with_classes("nll_loss_forward"))
+@lower("nll_loss2d_forward", runtime=("ignore_index",), meta=_with_classes("nll_loss2d_forward"))
 def nll_loss(
-    x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int, *, result: list[Type]
+    x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Scalar, *, result: list[Type]
 ) -> list[Value]:
     """(loss, sum of weights): ``-weight[t] * x[t]`` averaged by weight; 0/0 where every target is ignored."""
     x = hlo.convert(x, compute_dtype(x.dtype))
@@ -110,10 +164,10 @@ def nll_loss(
     return [hlo.reshape(hlo.convert(v, t.dtype), t.shape) for v, t in zip((loss, weights), result, strict=True)]
 
 
-@lower("nll_loss_backward", "nll_loss2d_backward")
+@lower("nll_loss_backward", "nll_loss2d_backward", runtime=("ignore_index",))
 def nll_loss_backward(
-    grad: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int, total_weight: Value,
-    *, result: list[Type],
+    grad: Value, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Scalar,
+    total_weight: Value, *, result: list[Type],
 ) -> Value:  # fmt: skip
     dtype = compute_dtype(x.dtype)
     grad, x, total_weight = (hlo.convert(v, dtype) for v in (grad, x, total_weight))
