@@ -404,7 +404,13 @@ def _mode_number(mode: EagerMode) -> int:
 
 @contextmanager
 def set_eager_mode(mode: EagerMode) -> Iterator[None]:
-    """Runs a block of this thread in another eager mode."""
+    """Runs a block of this thread in another eager mode.
+
+    Raises:
+        RuntimeError: It is called inside of a compiled function, whose operators have no eager mode.
+    """
+    if torch.compiler.is_compiling():
+        raise RuntimeError("The eager mode cannot change inside of a compiled function.")
     previous = _C._exchange_scoped_mode(_mode_number(mode))
     try:
         yield

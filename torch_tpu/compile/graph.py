@@ -16,6 +16,7 @@ import torch
 from torch._inductor.output_code import OutputCode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_tpu import _C, config, platform
 from torch_tpu.compile.segments import CONSTANT_ELEMENTS, Runner, split
@@ -47,6 +48,11 @@ def compiled(name: str, module: GraphModule, inputs: Sequence[Any] | None = None
     Raises:
         CompileError: An operator has no program, as far as ``inputs`` tell.
     """
+    with _disable_current_modes():  # constants are real tensors
+        return _compiled(name, module, inputs)
+
+
+def _compiled(name: str, module: GraphModule, inputs: Sequence[Any] | None) -> Runnable:
     number = itertools.count()
 
     def program(part: GraphModule) -> Runnable:

@@ -123,7 +123,7 @@ class Interpreter:
             if node.op == "placeholder":
                 values[node] = next(given)
             elif node.op == "get_attr":
-                values[node] = _attribute(module, node.target)
+                values[node] = self._constant(_attribute(module, node.target))
             elif node.op == "output":
                 outputs = torch.fx.node.map_arg(node.args[0], values.__getitem__)
                 return [*outputs] if isinstance(outputs, tuple | list) else [outputs]
@@ -133,6 +133,14 @@ class Interpreter:
                 values[node] = self._node(node, args, kwargs)
         raise LoweringError("a graph without an output node")
 
+    def _constant(self, value: Any) -> Any:
+        """A small tensor on the host as a traced one; a subgraph as it is."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        t = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        self.trace.bind(t, self.trace.read(value))
+        return t
+
     def _node(self, node: Node, args: Any, kwargs: Any) -> Any:
         before = self.trace.origin
         line = user_line(node)
@@ -141,7 +149,7 @@ class Interpreter:
             self.trace.function.location = line
         try:
             with self.trace.scoped_precision(_precision(node)):
-                return self._execute(node.target, args, kwargs)
+                return self.execute(node.target, args, kwargs)
         except CompileError:
             raise
         except Exception as error:
@@ -153,7 +161,8 @@ class Interpreter:
         """The origin, unless the text has it."""
         return "" if self.trace.origin and self.trace.origin in str(error) else f"; {self.trace.origin.strip()}"
 
-    def _execute(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def execute(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What one node's target gives for traced tensors."""
         if isinstance(target, OpOverload):
             return self.trace.call(target, args, kwargs)
         if isinstance(target, HigherOrderOperator):

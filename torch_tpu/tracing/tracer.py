@@ -95,6 +95,10 @@ def _lazy_bits(t: torch.Tensor, value: Value) -> Value:
     return hlo.negate(value) if t.is_neg() else value
 
 
+def _advanced(state: Value, blocks: int) -> Value:
+    return state + hlo.constant_list([0, blocks], torch.uint64)
+
+
 def geometry(t: torch.Tensor) -> Geometry:
     return tuple(t.shape), tuple(t.stride()), int(t.storage_offset()), t.dtype
 
@@ -114,6 +118,8 @@ class Tracer:
         self.emulate_precision = emulate_precision
         self.operands: dict[tuple[str, int, torch.dtype], Value] = {}
         self.rng_used = 0
+        self._given_state: Value | None = None
+        self._regions = 0
         self.faults: dict[tuple[str, str], Value] = {}  # (exception, text): whether it is so
         self.op_names: list[str] = []
         self.origin = ""  # which operator of a graph is traced, for the texts of checks
@@ -152,11 +158,43 @@ class Tracer:
         offset: the bits of a draw depend on its seed and offset alone, and draws that reserve their blocks do not
         overlap.
         """
+        if self._given_state is not None:
+            state, self._given_state = self._given_state, _advanced(self._given_state, blocks)
+            return state
+        if self._regions:
+            raise NotImplementedError("random numbers inside of a branch or a loop of a compiled function")
         state = self.operand("rng", 0, (2,), torch.uint64)
         if self.rng_used:
-            state = state + hlo.constant_list([0, self.rng_used], torch.uint64)
+            state = _advanced(state, self.rng_used)
         self.rng_used += blocks
         return state
+
+    @contextlib.contextmanager
+    def inside_region(self) -> Iterator[dict[tuple[str, str], Value]]:
+        """What is traced meanwhile is in a region of the program: values made there are not known outside of it.
+
+        Yields the region's own checks, which it must return.
+        """
+        before = {key: (c.base, c.load, c.full, dict(c.windows)) for key, c in self._cells.items()}
+        faults, self.faults = self.faults, {}
+        self._regions += 1
+        try:
+            yield self.faults
+        finally:
+            self._regions -= 1
+            self.faults = faults
+            for key, state in before.items():
+                cell = self._cells[key]
+                cell.base, cell.load, cell.full, cell.windows = state
+
+    @contextlib.contextmanager
+    def random_state_from(self, state: Value) -> Iterator[None]:
+        """Draws start at ``state``, ui64[2], and leave the generator's alone."""
+        previous, self._given_state = self._given_state, state
+        try:
+            yield
+        finally:
+            self._given_state = previous
 
     def random_bits(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
         """Uniform bits (Philox 4x32, Salmon et al. 2011). ``dtype`` is uint32 or uint64: XLA spends 32 bits on less."""
@@ -171,7 +209,10 @@ class Tracer:
         ``error`` is RuntimeError or IndexError. The operator's name is added to the text.
         """
         any_bad = hlo.reduce_one(bad, False, range(bad.ndim), hlo.or_) if bad.ndim else bad
-        key = (error.__name__, text + self.origin)
+        self.add_fault((error.__name__, text + self.origin), any_bad)
+
+    def add_fault(self, key: tuple[str, str], any_bad: Value) -> None:
+        """A check, by exception and text, whose outcome is known: a 0-d bool."""
         self.faults[key] = hlo.or_(self.faults[key], any_bad) if key in self.faults else any_bad
 
     # ---- cells
@@ -529,6 +570,8 @@ def _call_rule(
         if isinstance(v, ScalarOperand):
             v = v.to(compute)
             values[a.name] = v if a.kwarg_only else hlo.broadcast_to(v, shape)
+        elif isinstance(v, bool | int | float | complex) and a.name in promoted and not a.kwarg_only:
+            values[a.name] = hlo.constant(v, compute, shape)
         elif isinstance(v, Value):
             values[a.name] = hlo.broadcast_to(hlo.convert(v, compute) if a.name in promoted else v, shape)
     result = _invoke(rule, info.inputs, values, result_types, bound)
