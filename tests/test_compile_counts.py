@@ -123,6 +123,7 @@ ONE_PROGRAM: dict[str, Snippet] = {
     "huber_loss delta": lambda w, k: w.gradient(F.huber_loss(w.leaf, w.y, delta=k + 1.5)),
     "smooth_l1_loss beta": lambda w, k: w.gradient(F.smooth_l1_loss(w.leaf, w.y, beta=k + 1.5)),
     "ignore_index": lambda w, k: w.gradient(F.cross_entropy(w.leaf, w.targets, ignore_index=k)),
+    "renorm": lambda w, k: w.gradient(torch.renorm(w.leaf, 2, 0, 0.5 * k + 1.5)),
     "foreach": lambda w, k: torch._foreach_add([w.x, w.y], [k + 0.5, k + 1.0]),
     "tensor from a number": lambda w, k: torch.tensor([k, k + 1], device="tpu") * 2,
     "arange of one length": lambda w, k: torch.arange(k, k + 5, device="tpu"),

@@ -82,11 +82,6 @@ GAPS: list[Gap] = [
         "_foreach_norm/float32/double_backward",
         "nn.ConvTranspose3d.train/complex64/backward",
     ),
-    *_gaps(
-        "open: PyTorch's backward pass looks for complex64 magnitudes that equal a norm of complex128: "
-        "where none does the CPU gives NaN and the device leaves a term out",
-        "renorm/complex64/backward",
-    ),
 ]
 
 

@@ -297,6 +297,16 @@ def foreach_norm(
     return [vector_norm(x, ord, result=[t]) for x, t in zip(xs, result, strict=True)]
 
 
+@lower("renorm", static=("p",), classes=True)
+def renorm(x: Value, p: float, dim: int, maxnorm: Scalar, *, result: list[Type]) -> Value:
+    """``x`` with those of its slices along ``dim`` scaled down to ``maxnorm`` whose p-norm is greater."""
+    over = [i for i in range(x.ndim) if i != dim % x.ndim]
+    norm = p_norm(magnitude(hlo.convert(x, compute_dtype(x.dtype))), p, over, keepdim=True)
+    limit = as_value(maxnorm, norm.dtype, norm.shape)
+    factor = hlo.select(norm > limit, limit / (norm + 1e-7), 1)
+    return x * spread(hlo.convert(factor, x.dtype), x)
+
+
 # ---- hash -----------------------------------------------------------------------------------------------------------
 @lower("hash_tensor")
 def hash_tensor(x: Value, dim: Sequence[int], *, keepdim: bool, mode: int, result: list[Type]) -> Value:
