@@ -18,6 +18,10 @@ from torch_tpu.compile.settings import Settings
 
 _numbers = itertools.count()
 
+#: How AOTAutograd works for this backend: the backward pass is compiled while the forward pass is, and its cache keeps
+#: the graphs themselves.
+_AOT = {"unlift_effect_tokens": True, "bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
+
 
 def tpu(
     module: GraphModule,
@@ -52,7 +56,7 @@ def tpu(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    with functorch_config.patch(unlift_effect_tokens=True):
+    with functorch_config.patch(_AOT):
         return backend(module, inputs)
 
 

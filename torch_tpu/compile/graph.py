@@ -206,36 +206,41 @@ def _lift(module: GraphModule) -> tuple[GraphModule, list[torch.Tensor]]:
 
 def predicted(inputs: Sequence[Any]) -> list[Argument] | None:
     """The geometry that inputs known as fake tensors will have, if each covers its memory; None if sizes are open."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    if any(t.device.type != "tpu" or not _is_known(t) for t in tensors):
+        return None
+    if not all(isinstance(i, torch.Tensor | int | None) for i in inputs):
+        return None
     slots: dict[int, int] = {}
-    described: list[Argument] = []
-    position = 0
-    for item in inputs:
-        if not isinstance(item, torch.Tensor):
-            if isinstance(item, torch.SymInt | torch.SymFloat | float) or not isinstance(item, int | None):
-                return None
-            described.append(item)
-            continue
-        if item.device.type != "tpu" or any(isinstance(n, torch.SymInt) for n in (*item.shape, *item.stride())):
-            return None
-        described.append(_argument(item, position, slots))
-        position += 1
-    return described
+    bases: dict[int, Type] = {}
+    for t in tensors:
+        storage = t.untyped_storage()
+        slots.setdefault(storage._cdata, len(slots))
+        count = storage.nbytes() // t.itemsize
+        natural = view.natural_base(t.shape, t.stride(), count)
+        if natural is not None and storage._cdata not in bases:
+            bases[storage._cdata] = Type(natural, t.dtype)
+    for t in tensors:
+        bases.setdefault(t.untyped_storage()._cdata, Type((t.untyped_storage().nbytes() // t.itemsize,), t.dtype))
+    positions = itertools.count()
+    return [_argument(t, next(positions), slots, bases) if isinstance(t, torch.Tensor) else t for t in inputs]
 
 
-def _argument(t: torch.Tensor, position: int, slots: dict[int, int]) -> TensorArgument:
-    slot = slots.setdefault(t.untyped_storage()._cdata, len(slots))
-    sizes, strides = tuple(t.shape), tuple(t.stride())
-    storage = t.untyped_storage().nbytes()
-    whole = view.is_dense(sizes, strides) and storage == t.numel() * t.itemsize
-    order = view.memory_order(sizes, strides) if whole else ()
-    contiguous = t.is_contiguous()
-    dims = sizes if contiguous else tuple(sizes[i] for i in order)
-    base = Type(dims if whole else (storage // t.itemsize,), t.dtype)
+def _is_known(t: torch.Tensor) -> bool:
+    return not any(isinstance(n, torch.SymInt) for n in (*t.shape, *t.stride(), t.storage_offset()))
+
+
+def _argument(t: torch.Tensor, position: int, slots: dict[int, int], bases: dict[int, Type]) -> TensorArgument:
+    storage = t.untyped_storage()
+    sizes, strides, offset = tuple(t.shape), tuple(t.stride()), int(t.storage_offset())
+    base = bases[storage._cdata]
+    whole = t.is_contiguous() and sizes == base.shape and t.dtype == base.dtype
     chain = view.chain_of(sizes, strides)
-    fits = (whole and contiguous) or (chain is not None and 0 not in sizes and chain.fits(int(t.storage_offset())))
+    fits = whole or (chain is not None and 0 not in sizes and chain.fits(offset))
     return TensorArgument(
-        position, slot, t.dtype, sizes, strides, int(t.storage_offset()), fits, storage, base, t.is_conj(), t.is_neg()
-    )
+        position, slots[storage._cdata], t.dtype, sizes, strides, offset, fits, storage.nbytes(), base, t.is_conj(),
+        t.is_neg(),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -96,6 +96,13 @@ def chain_of(sizes: Sequence[int], strides: Sequence[int]) -> Chain | None:
     return Chain(order, tuple(n for n, _ in kept), tuple(t for _, t in kept), tuple(reaches))
 
 
+def natural_base(sizes: Sequence[int], strides: Sequence[int], count: int) -> tuple[int, ...] | None:
+    """The shape of the base of a storage of ``count`` elements that a dense window covers; None if it does not."""
+    if math.prod(sizes) != count or not is_dense(sizes, strides):
+        return None
+    return tuple(sizes) if contiguous_strides(sizes) == tuple(strides) else tuple(sizes[i] for i in memory_order(sizes, strides))
+
+
 def _flat(base: Value) -> Value:
     return hlo.reshape(base, (base.numel,))
 

@@ -96,7 +96,7 @@ def build_graph(
     with _outside_of_modes(), trace.active():
         inputs = [call.argument(a) for a in arguments]
         outputs = Interpreter(trace, locations).run(module, inputs)
-        plan = finish(name, trace, call, [(t, True) for t in outputs])
+        plan = finish(name, trace, call, [(t, True) for t in outputs], as_predicted=True)
     plan.is_graph = True
     return plan
 

@@ -228,7 +228,19 @@ def _returned(info: OpInfo, outs: Any) -> list[tuple[Any, bool]]:
     return [(out, r.alias_info is not None) for out, r in zip(outs, returns, strict=True)]
 
 
-def finish(name: str, trace: Tracer, call: Call, returned: list[tuple[Any, bool]]) -> Plan:
+def _natural(storage: int, base: Value, returned: list[tuple[Any, bool]]) -> tuple[int, ...]:
+    """The shape of an output that several results may share, as who knows only the results would predict it."""
+    for t, _ in returned:
+        if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == storage and t.dtype == base.dtype:
+            natural = view.natural_base(t.shape, t.stride(), base.numel)
+            if natural is not None:
+                return natural
+    return (base.numel,)
+
+
+def finish(
+    name: str, trace: Tracer, call: Call, returned: list[tuple[Any, bool]], as_predicted: bool = False
+) -> Plan:
     """The plan of a trace that is complete.
 
     Args:
@@ -236,6 +248,7 @@ def finish(name: str, trace: Tracer, call: Call, returned: list[tuple[Any, bool]
         trace: What was traced.
         call: The arguments it was traced with.
         returned: What the call returns: tensors, integers, None or lists of them, and whether they may alias arguments.
+        as_predicted: Outputs get the shape that is expected of the inputs of a graph that is compiled ahead.
     """
     written: dict[int, Value] = {}
     resizes = call.write_back(written)
@@ -264,6 +277,8 @@ def finish(name: str, trace: Tracer, call: Call, returned: list[tuple[Any, bool]
         if storage not in fresh:
             fresh[storage] = len(values)
             base = trace.base(t)
+            if as_predicted:
+                base = hlo.reshape(base, _natural(storage, base, returned))
             outputs.append(Output(-1, base.type))
             values.append(base)
         return Result(fresh[storage], -1, False, *window)
