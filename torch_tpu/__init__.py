@@ -46,6 +46,7 @@ def _check_build() -> None:
 def _register() -> None:
     from torch_tpu import (
         _C,
+        attention_overrides,
         autocast_overrides,
         backends,
         compile_overrides,
@@ -72,6 +73,7 @@ def _register() -> None:
     sharing_overrides.install()
     meta_overrides.install()
     compile_overrides.install()
+    attention_overrides.install()
     tpu._apply_environment()
     atexit.register(shutdown.run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +22,28 @@ def convolution_overrideable(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int, *_cudnn: bool,
 ) -> Tensor:  # fmt: skip
-    """In the memory format that the input or the weight has, as on the CPU."""
+    """In the memory format that the input or the weight has, as on the CPU: in three dimensions, if oneDNN does it."""
     out = meta_conv(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     flat = x.ndim == 3  # the CPU computes it with another dimension of size 1
-    shaped = [t.unsqueeze(2) if flat else t for t in (x, weight)]
+    shaped = [x.contiguous().unsqueeze(2), weight.unsqueeze(2)] if flat else [x, weight]
     formats = {suggest_memory_format(t) for t in shaped} - {torch.contiguous_format}
-    if not formats or (transposed and x.ndim == 5):
+    stepped = any(n != 1 for n in (*stride, *dilation))
+    padded = any(p >= s or p >= d for p, s, d in zip(output_padding, stride, dilation, strict=False))
+    if not formats or (x.ndim == 5 and ((transposed and padded) or not _by_onednn(x, weight, stepped, groups))):
         return out
     out = torch.empty_like(out.unsqueeze(2) if flat else out, memory_format=formats.pop())
     return out.squeeze(2) if flat else out
+
+
+def _by_onednn(x: Tensor, weight: Tensor, stepped: bool, groups: int) -> bool:
+    """Whether the CPU has oneDNN convolve: ``ConvParams::use_mkldnn`` in ATen's Convolution.cpp."""
+    if x.dtype in (torch.bfloat16, torch.float16):
+        ops = torch.ops.mkldnn
+        return (ops._is_mkldnn_bf16_supported if x.dtype == torch.bfloat16 else ops._is_mkldnn_fp16_supported)()
+    n, kernel = x.shape[0], weight.shape[-2:]
+    worth_it = stepped or n >= 16 or tuple(kernel) != (1, 1) or torch.get_num_threads() > 1
+    large = groups > 1 or min(kernel) > 3 or n > 1 or math.prod(x.shape[:4]) > 20480
+    return x.dtype in (torch.float32, torch.complex64) and worth_it and large
 
 
 def convolution_backward_overrideable(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from torch_tpu.lowering import meta
+from torch_tpu.lowering import complex_functions, meta
 from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, by_number, compute_dtype, magnitude
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value
@@ -83,10 +83,7 @@ def sign(x: Value) -> Value:
 
 def sgn(x: Value) -> Value:
     """``z / |z|``, 0 at 0; :func:`sign` for real numbers."""
-    if not x.dtype.is_complex:
-        return sign(x)
-    size = magnitude(x)
-    return hlo.select(equals(size, 0.0), hlo.full_like(x, 0), hlo.divide(x, hlo.convert(size, x.dtype)))
+    return complex_functions.sgn(x, magnitude(x)) if x.dtype.is_complex else sign(x)
 
 
 def trunc(x: Value) -> Value:
@@ -112,7 +109,7 @@ def _scaled_parts(z: Value, factor: float) -> Value:
 def exp2(x: Value) -> Value:
     """2**x, exact for whole ``x``: a power of two scales exp of the rest, which is at most 1/2."""
     if x.dtype.is_complex:
-        return hlo.exponential(_scaled_parts(x, math.log(2)))
+        return complex_functions.exponential(_scaled_parts(x, math.log(2)))
     n = hlo.clamp(-1076.0, hlo.round_nearest_even(x), 1026.0)
     rest = hlo.exponential((x - n) * math.log(2))
     # Half of the exponent at a time, so that neither factor overflows before the product does.
@@ -130,7 +127,7 @@ def _exact_log(base: int, exact: int) -> Unary:
 
     def log(x: Value) -> Value:
         if x.dtype.is_complex:
-            return _scaled_parts(hlo.log(x), 1 / math.log(base))
+            return _scaled_parts(complex_functions.log(x), 1 / math.log(base))
         y = hlo.log(x) / math.log(base)
         n = hlo.round_nearest_even(y)
         inside = hlo.clamp(-126.0, n, 126.0)
@@ -146,30 +143,39 @@ def _exact_log(base: int, exact: int) -> Unary:
     return log
 
 
+def _elementary(name: str) -> Unary:
+    """StableHLO's function ``name`` of real numbers, and that of :mod:`complex_functions` of complex ones."""
+    of_real, of_complex = getattr(hlo, name), getattr(complex_functions, name)
+    return lambda x: of_complex(x) if x.dtype.is_complex else of_real(x)
+
+
+_sine = _elementary("sine")
+
+
 def sinc(x: Value) -> Value:
     """sin(pi x) / (pi x), 1 at 0."""
     angle = x * math.pi
-    return hlo.select(equals(x, 0.0), hlo.full_like(x, 1), hlo.sine(angle) / angle)
+    return hlo.select(equals(x, 0.0), hlo.full_like(x, 1), _sine(angle) / angle)
 
 
 #: Functions of floats and complex numbers; integers are converted to the default dtype.
 FLOAT_UNARY: dict[str, Unary] = {
-    "acos": hlo.acos,
-    "acosh": hlo.acosh,
-    "asin": hlo.asin,
-    "asinh": hlo.asinh,
-    "atan": hlo.atan,
-    "atanh": hlo.atanh,
-    "cos": hlo.cosine,
-    "cosh": hlo.cosh,
+    "acos": _elementary("acos"),
+    "acosh": _elementary("acosh"),
+    "asin": _elementary("asin"),
+    "asinh": _elementary("asinh"),
+    "atan": _elementary("atan"),
+    "atanh": _elementary("atanh"),
+    "cos": _elementary("cosine"),
+    "cosh": _elementary("cosh"),
     "deg2rad": lambda x: x * (math.pi / 180),
     "erf": hlo.erf,
     "erfc": hlo.erfc,
     "erfinv": hlo.erf_inv,
-    "exp": hlo.exponential,
+    "exp": _elementary("exponential"),
     "exp2": exp2,
-    "expm1": hlo.exponential_minus_one,
-    "log": hlo.log,
+    "expm1": _elementary("exponential_minus_one"),
+    "log": _elementary("log"),
     "log10": _exact_log(10, 10),
     "log1p": hlo.log_plus_one,
     "log2": _exact_log(2, 126),
@@ -177,12 +183,12 @@ FLOAT_UNARY: dict[str, Unary] = {
     "reciprocal": lambda x: hlo.divide(1, x),
     "rsqrt": hlo.rsqrt,
     "sigmoid": hlo.logistic,
-    "sin": hlo.sine,
+    "sin": _sine,
     "sinc": sinc,
-    "sinh": hlo.sinh,
-    "sqrt": hlo.sqrt,
-    "tan": hlo.tan,
-    "tanh": hlo.tanh,
+    "sinh": _elementary("sinh"),
+    "sqrt": _elementary("sqrt"),
+    "tan": _elementary("tan"),
+    "tanh": _elementary("tanh"),
 }
 
 #: Functions that keep the dtype.
@@ -417,7 +423,7 @@ lower("pow.Scalar", promote=Promotion.NO_OPMATH, meta=meta.contiguous("pow.Scala
 
 
 #: The exponents that ATen's CPU kernel treats apart, as they are below zero, below one, and above.
-_ROOTS: dict[Number, Unary] = {0.5: hlo.sqrt}
+_ROOTS: dict[Number, Unary] = {0.5: _elementary("sqrt")}
 _RECIPROCALS: dict[Number, Unary] = {-0.5: hlo.rsqrt, -1: lambda x: 1 / x, -2: lambda x: 1 / (x * x)}
 _PRODUCTS: dict[Number, Unary] = {2: square, 3: lambda x: x * x * x}
 
@@ -430,13 +436,16 @@ def power_scalar(x: Value, exponent: Number | ScalarOperand, *, result: list[Typ
         return x if sample == 1 else hlo.full_like(x, 1)
     if not is_inexact(x):
         return _whole_power(x, exponent)
-    apart = _ROOTS | _RECIPROCALS | _PRODUCTS
+    # Of float16 the CPU takes no roots: they differ from powers at -0 and -inf.
+    roots = {} if result[0].dtype == torch.float16 else _ROOTS
+    apart = roots | {n: f for n, f in _RECIPROCALS.items() if roots or n != -0.5} | _PRODUCTS
     if not isinstance(exponent, ScalarOperand):
         if exponent in apart:
             return apart[exponent](x)
         return power(x, hlo.convert(hlo.constant(exponent, result[0].dtype, x.shape), x.dtype))
     if not isinstance(sample, complex):
-        apart = _RECIPROCALS if sample < 0 else _ROOTS if sample < 1 else _PRODUCTS
+        kind = _RECIPROCALS if sample < 0 else _ROOTS if sample < 1 else _PRODUCTS
+        apart = {n: f for n, f in apart.items() if n in kind}
     n = _rounded(exponent.to(x.dtype), result[0].dtype)
     cases: dict[Number, Callable[[], Value]] = {value: functools.partial(case, x) for value, case in apart.items()}
     return by_number(n, cases, lambda: power(x, hlo.broadcast_to(n, x.shape)))
@@ -563,6 +572,11 @@ lower(*bitwise("xor"), promote=Promotion.DEFAULT)(lambda x, y: hlo.xor(x, y))
 lower("bitwise_not", promote=Promotion.DEFAULT)(hlo.not_)
 
 
+def _shift_meta(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """PyTorch's refuses bools, which the CPU promotes with the count."""
+    return torch.add(x, count)
+
+
 def _shift_overflows(x: Value, count: Value) -> Value:
     too_far = count >= x.dtype.itemsize * 8
     return too_far if is_unsigned(count) else hlo.or_(too_far, count < 0)
@@ -575,6 +589,7 @@ def _shift_overflows(x: Value, count: Value) -> Value:
     "__lshift__.Tensor",
     "__lshift__.Scalar",
     promote=Promotion.DEFAULT,
+    meta=_shift_meta,
 )
 def shift_left(x: Value, count: Value) -> Value:
     """0 for a negative count and for one beyond the width; a product with 2**count for floats."""
@@ -590,6 +605,7 @@ def shift_left(x: Value, count: Value) -> Value:
     "__rshift__.Tensor",
     "__rshift__.Scalar",
     promote=Promotion.DEFAULT,
+    meta=_shift_meta,
 )
 def shift_right(x: Value, count: Value) -> Value:
     """Keeps the sign; all sign bits for a negative count and for one beyond the width."""

@@ -63,6 +63,8 @@ def _packed_sort(x: Value, dim: int, descending: bool) -> tuple[Value, Value]:
 
 def sorted_with_positions(x: Value, dim: int, descending: bool = False) -> tuple[Value, Value]:
     """Stable sort of one dimension and the int32 positions where its values stood."""
+    if x.dtype.is_complex:
+        raise NotImplementedError(f"Complex numbers have no order: {x.dtype} cannot be sorted.")
     if for_cpu() and not x.dtype.is_complex and (x.dtype.itemsize < 4 or x.dtype in (torch.float32, torch.int32)):
         return _packed_sort(x, dim, descending)
     positions = hlo.iota(x.shape, dim, _INDEX)
@@ -103,6 +105,8 @@ def topk(
         clean = hlo.convert(hlo.select(is_nan(x), float("nan"), x), torch.float32)
         return _shaped(hlo.top_k(clean, k), result)
     values, order = sorted_with_positions(x, dim, descending=largest)
+    if not result[0].shape:  # all of a number, for a k of 0 too
+        k = 1
     return _shaped([hlo.slice_dim(values, dim, 0, k), hlo.slice_dim(order, dim, 0, k)], result)
 
 

@@ -53,7 +53,8 @@ def _one(x: Value) -> Value:
 @lower("lgamma", promote=FLOAT)
 def lgamma(x: Value) -> Value:
     pole = hlo.and_(x <= 0.0, equals(x, hlo.floor(x)))
-    return choose((pole, math.inf), (equals(hlo.abs_(x), math.inf), math.inf), otherwise=hlo.lgamma(x))
+    endless = hlo.or_(pole, equals(hlo.abs_(x), math.inf))
+    return choose((endless, math.inf), (equals(x, 1.0), 0.0), otherwise=hlo.lgamma(x))
 
 
 @lower("digamma", promote=FLOAT)
@@ -103,8 +104,9 @@ def zeta(x: Value, q: Value) -> Value:
     total = hlo.select(equals(b, 0.0), total, total + tail)
     broken = hlo.and_(q <= 0.0, hlo.compare(x, hlo.floor(x), "NE"))
     return choose(
-        (equals(x, 1.0), math.inf), (x < 1.0, math.nan), (divergent, math.inf), (broken, math.nan), otherwise=total
-    )
+        (equals(x, 1.0), math.inf), (x < 1.0, math.nan), (divergent, math.inf), (broken, math.nan),
+        (equals(q, math.inf), math.nan), otherwise=total,
+    )  # fmt: skip
 
 
 def _trigamma(x: Value) -> Value:
@@ -197,10 +199,32 @@ def _igammac_fraction(a: Value, x: Value, wanted: Value) -> Value:
     return hlo.while_(carries, unfinished, step)[6]
 
 
+def _igamma_of_large(a: Value, x: Value, upper: bool) -> Value:
+    """The leading terms of Temme's uniform expansion for large ``a``: nearly a normal distribution function."""
+    u = (x - a) / a
+    square = -2.0 * _log1p_minus(u)
+    eta = hlo.sqrt(square)
+    eta = hlo.select(u < 0.0, -eta, eta)
+    near = hlo.abs_(u) < 1e-3
+    correction = hlo.select(near, hlo.full_like(u, -1.0 / 3), 1.0 / u - 1.0 / eta)
+    root = hlo.sqrt(a)
+    rest = correction * hlo.exponential(a * square * -0.5) / (root * math.sqrt(2 * math.pi))
+    tail = 0.5 * hlo.erfc((eta if upper else -eta) * root * math.sqrt(0.5))
+    return tail + rest if upper else tail - rest
+
+
+#: From here on the series would take too long.
+_LARGE = 1e6
+
+
 def _igamma(a: Value, x: Value, upper: bool) -> Value:
     """Regularised incomplete gamma function: the series below x = max(1, a), the continued fraction above."""
     by_fraction = hlo.and_(x > 1.0, x > a)
+    large = a > _LARGE
+    none = hlo.and_(hlo.and_(a > 0.0, a < 1e-36), x > 0.0)  # as 0: gamma(a) overflows float32
+    far = hlo.and_(x > 2e3, x * 0.1 > a)  # as infinite
     regular = hlo.and_(hlo.and_(a > 0.0, x > 0.0), hlo.and_(hlo.is_finite(a), hlo.is_finite(x)))
+    regular = hlo.and_(regular, hlo.not_(large | none | far))
     a_, x_ = hlo.select(regular, a, _one(a)), hlo.select(regular, x, _one(x))
     factor = _igamma_factor(a_, x_)
     low = factor * _igamma_series(a_, x_, hlo.and_(regular, hlo.not_(by_fraction))) / a_
@@ -212,9 +236,12 @@ def _igamma(a: Value, x: Value, upper: bool) -> Value:
         (hlo.or_(x < 0.0, a < 0.0), math.nan),
         (equals(a, 0.0), hlo.select(x > 0.0, hlo.full_like(x, one), hlo.full_like(x, math.nan))),
         (equals(x, 0.0), zero),
+        (none, one),
         (infinite, hlo.select(equals(x, math.inf), hlo.full_like(x, math.nan), hlo.full_like(x, zero))),
         (equals(x, math.inf), one),
         (hlo.or_(is_nan(a), is_nan(x)), math.nan),
+        (far, one),
+        (large, _igamma_of_large(a, x, upper)),
         otherwise=value,
     )
 
@@ -312,14 +339,19 @@ def _i1(x: Value) -> Value:
     return hlo.exponential(hlo.abs_(x)) * _i1e(x)
 
 
+def _log_half(x: Value) -> Value:
+    """log(x / 2); half of the least normal number would count as zero."""
+    return hlo.select(x < 1e-30, hlo.log(x) - math.log(2), hlo.log(0.5 * x))
+
+
 def _k0(x: Value, scaled: bool) -> Value:
     """K0, or exp(x) K0."""
-    inner = chebyshev(x * x - 2.0, c.K0_A) - hlo.log(0.5 * x) * _i0(x)
+    inner = chebyshev(x * x - 2.0, c.K0_A) - _log_half(x) * _i0(x)
     return _k(x, inner, chebyshev(8.0 / x - 2.0, c.K0_B), scaled)
 
 
 def _k1(x: Value, scaled: bool) -> Value:
-    inner = hlo.log(0.5 * x) * _i1(x) + chebyshev(x * x - 2.0, c.K1_A) / x
+    inner = _log_half(x) * _i1(x) + chebyshev(x * x - 2.0, c.K1_A) / x
     return _k(x, inner, chebyshev(8.0 / x - 2.0, c.K1_B), scaled)
 
 
@@ -371,7 +403,7 @@ def bessel_j1(x: Value) -> Value:
     z = size * size
     inner = _ratio(z, c.J1_RP, c.J1_RQ) * size * (z - 14.6819706421238932572) * (z - 49.2184563216946036703)
     value = hlo.select(size <= 5.0, inner, _waves(size, _WAVES[1], _PHASES[1], False))
-    return hlo.select(x < 0.0, -value, value)
+    return choose((x < 0.0, -value), (equals(x, 0.0), x), otherwise=value)
 
 
 @lower("special_bessel_y0", promote=FLOAT)
@@ -439,28 +471,30 @@ Step = Callable[[Value, Value, Value, Value], Value]
 def _recurrence(x: Value, n: Value, first: Value, step: Step, looped: Value) -> Value:
     """P_n by P_{k+1} = step(x, k, P_{k-1}, P_k), with P_0 = 1 and P_1 = ``first``, where ``looped`` holds.
 
-    Each element stops at its own degree; the loop ends with the last of them.
+    Each element stops at its own degree, or at NaN; the loop ends with the last of them. It counts in whole numbers:
+    those of float32 end at 2^24.
     """
 
     def wanted(x: Value, n: Value, p: Value, q: Value, k: Value) -> Value:
-        counter = hlo.broadcast_to(k, n.shape)
-        return hlo.and_(hlo.compare(counter, n, "LT"), hlo.not_(is_nan(q)))
+        return hlo.and_(hlo.compare(hlo.broadcast_to(k, n.shape), n, "LT"), hlo.not_(is_nan(q)))
 
     def unfinished(*carry: Value) -> Value:
         return hlo.reduce_one(wanted(*carry), False, range(carry[0].ndim), hlo.or_)
 
     def body(x: Value, n: Value, p: Value, q: Value, k: Value) -> list[Value]:
         more = wanted(x, n, p, q, k)
-        following = step(x, hlo.broadcast_to(k, n.shape), p, q)
-        return [x, n, hlo.select(more, q, p), hlo.select(more, following, q), k + 1.0]
+        following = step(x, hlo.broadcast_to(hlo.convert(k, x.dtype), n.shape), p, q)
+        return [x, n, hlo.select(more, q, p), hlo.select(more, following, q), k + 1]
 
-    steps = hlo.select(looped, n, hlo.full_like(n, 0))
-    result = hlo.while_([x, steps, _one(x), first, hlo.constant(1, x.dtype)], unfinished, body)[3]
-    return choose((n < 0.0, 0.0), (equals(n, 0.0), 1.0), (hlo.not_(hlo.is_finite(n)), 0.0), otherwise=result)
+    steps = hlo.convert(hlo.select(looped, n, hlo.full_like(n, 0)), torch.int64)
+    result = hlo.while_([x, steps, _one(x), first, hlo.constant(1, torch.int64)], unfinished, body)[3]
+    return choose((n < 0.0, 0.0), (equals(n, 0.0), 1.0), otherwise=result)
 
 
 def _whole(n: Value) -> Value:
-    return hlo.select(n < 0.0, hlo.ceil(n), hlo.floor(n))
+    """The degree as ATen converts it to int64: what does not fit, and NaN, counts as negative."""
+    fits = hlo.compare(hlo.abs_(n), 2.0**63, "LT")
+    return hlo.select(fits, hlo.select(n < 0.0, hlo.ceil(n), hlo.floor(n)), hlo.full_like(n, -1))
 
 
 def _chebyshev_rule(

@@ -47,7 +47,7 @@ def has_rule(op: HigherOrderOperator) -> bool:
 
 
 def _load_higher_order() -> None:
-    from torch_tpu.lowering import attention_graph, control_flow  # noqa: F401
+    from torch_tpu.lowering import control_flow, flex_attention  # noqa: F401
 
 
 def user_line(node: Node) -> str:
@@ -114,6 +114,7 @@ class Interpreter:
     def __init__(self, trace: Tracer, locations: bool = False) -> None:
         self.trace = trace
         self.locations = locations
+        self.node: Node  # the one at hand
 
     def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of ``module`` for ``inputs``: traced tensors and plain objects."""
@@ -142,7 +143,7 @@ class Interpreter:
         return t
 
     def _node(self, node: Node, args: Any, kwargs: Any) -> Any:
-        before = self.trace.origin
+        before, self.node = self.trace.origin, node
         line = user_line(node)
         self.trace.origin = f" in {label(node)}" + (f" ({line})" if line else "")
         if self.locations and line:

@@ -334,6 +334,8 @@ class Tracer:
         kwargs = {k: _to_meta(v) for k, v in kwargs.items()}
         if info.name == "aten::resize_":
             return self._resize(op, args, kwargs)
+        if info.name == "aten::lift_fresh" and args[0].device.type == "meta" and not self.has_cell(args[0]):
+            raise LoweringError("a decomposition makes a tensor of numbers on the device: a trace does not see them")
         if info.rule is None and (info.is_view or _changes_view(info)):
             return op(*_numbers(args), **_numbers(kwargs))
         bound = _bind(op, args, kwargs)
@@ -359,6 +361,8 @@ class Tracer:
         self, info: OpInfo, rule: Rule, bound: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         values = tree_map_only(torch.Tensor, self.read, {k: v for k, v in bound.items() if k not in info.out})
+        if rule.promote is None:
+            values.update(_wrapped_numbers(info, values))
         outs = _described(info, rule, _numbers(args), _numbers(kwargs))
         targets = self._targets(info, bound, outs)
         self.op_names.append(info.name)
@@ -524,6 +528,18 @@ def _type_of(t: Any) -> Type | None:
 
 def _to_meta(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+_WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def _wrapped_numbers(info: OpInfo, values: dict[str, Any]) -> dict[str, Value]:
+    """Numbers that stand where the schema has a tensor: PyTorch's dispatcher unwraps its 0-d tensors of numbers."""
+    return {
+        a.name: hlo.constant(values[a.name], _WRAPPED[type(values[a.name])])
+        for a in info.op._schema.arguments
+        if type(values.get(a.name)) in _WRAPPED and isinstance(a.type, torch.TensorType)
+    }
 
 
 def _numbers(tree: Any) -> Any:
