@@ -105,16 +105,17 @@ def looks_wrong(name: str, description: list[Any]) -> bool:
     if functional in _UNCHECKED or any(0 in t.sizes for t in tensors):
         return True
     if functional == "pow":
-        return any(_is_negative_integer(item) for item in description)
+        return any(_is_negative(item, int) for item in description)
     if functional in ("_softmax", "_log_softmax"):
         return not -len(tensors[0].sizes) <= description[1] < len(tensors[0].sizes)
-    # Numbers of an operator without a rule are part of its program, and decompositions do not look at them.
-    return op_info(resolve(name)).rule is None and any(isinstance(x, float) and x < 0 for x in description)
+    # Whether a number is negative is part of these programs, and neither decompositions nor meta kernels look.
+    rule = op_info(resolve(name)).rule
+    return (rule is None or rule.classes) and any(_is_negative(item, float) for item in description)
 
 
-def _is_negative_integer(item: Any) -> bool:
+def _is_negative(item: Any, kind: type) -> bool:
     value = item.value if isinstance(item, NumberArgument | HostScalar) else item
-    return isinstance(value, int) and value < 0
+    return isinstance(value, kind) and value < 0  # type: ignore[operator]
 
 
 # ---- dtypes that do not go together ---------------------------------------------------------------------------------
