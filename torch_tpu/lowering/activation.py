@@ -1,6 +1,7 @@
 """Activation functions and their derivatives.
 
-The derivatives take the incoming gradient ``g`` first and follow ATen's names and conventions at the kinks.
+The derivatives take the incoming gradient ``g`` first and follow ATen's names and conventions at the kinks. Those of
+clamped functions are 0 at NaN, as in ATen's vectors; its scalars let ``g`` through.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def hardtanh(x: Value, low: Factor = -1, high: Factor = 1) -> Value:
 
 @lower("hardtanh_backward", promote=Promotion.DEFAULT)
 def hardtanh_backward(g: Value, x: Value, low: Factor, high: Factor) -> Value:
-    return hlo.select(hlo.or_(hlo.compare(x, low, "LE"), hlo.compare(x, high, "GE")), _zero(g), g)
+    return hlo.select(hlo.and_(hlo.compare(x, low, "GT"), hlo.compare(x, high, "LT")), g, _zero(g))
 
 
 @lower("hardsigmoid", promote=Promotion.DEFAULT)
@@ -106,7 +107,7 @@ def softshrink(x: Value, bound: Factor = 0.5) -> Value:
 
 @lower("hardshrink_backward", "softshrink_backward", promote=Promotion.DEFAULT)
 def shrink_backward(g: Value, x: Value, bound: Factor) -> Value:
-    return hlo.select(_within(x, bound), _zero(g), g)
+    return hlo.select(hlo.or_(hlo.compare(x, bound, "GT"), hlo.compare(x, -bound, "LT")), g, _zero(g))
 
 
 # ---- exponential units ----------------------------------------------------------------------------------------------

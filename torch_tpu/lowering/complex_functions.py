@@ -95,6 +95,10 @@ def sqrt(z: Value) -> Value:
     return hlo.complex_(re, hlo.select(hlo.or_(above, _is(x, -math.inf)), math.inf, hlo.imag(w)))
 
 
+def rsqrt(z: Value) -> Value:
+    return hlo.divide(1, sqrt(z))
+
+
 def sinh(z: Value) -> Value:
     x, y = hlo.real(z), hlo.imag(z)
     still = hlo.or_(hlo.and_(_is(x, 0.0), hlo.not_(hlo.is_finite(y))), _endless(z))

@@ -181,7 +181,7 @@ FLOAT_UNARY: dict[str, Unary] = {
     "log2": _exact_log(2, 126),
     "rad2deg": lambda x: x * (180 / math.pi),
     "reciprocal": lambda x: hlo.divide(1, x),
-    "rsqrt": hlo.rsqrt,
+    "rsqrt": _elementary("rsqrt"),
     "sigmoid": hlo.logistic,
     "sin": _sine,
     "sinc": sinc,
@@ -424,7 +424,7 @@ lower("pow.Scalar", promote=Promotion.NO_OPMATH, meta=meta.contiguous("pow.Scala
 
 #: The exponents that ATen's CPU kernel treats apart, as they are below zero, below one, and above.
 _ROOTS: dict[Number, Unary] = {0.5: _elementary("sqrt")}
-_RECIPROCALS: dict[Number, Unary] = {-0.5: hlo.rsqrt, -1: lambda x: 1 / x, -2: lambda x: 1 / (x * x)}
+_RECIPROCALS: dict[Number, Unary] = {-0.5: _elementary("rsqrt"), -1: lambda x: 1 / x, -2: lambda x: 1 / (x * x)}
 _PRODUCTS: dict[Number, Unary] = {2: square, 3: lambda x: x * x * x}
 
 

@@ -54,7 +54,7 @@ def _one(x: Value) -> Value:
 def lgamma(x: Value) -> Value:
     pole = hlo.and_(x <= 0.0, equals(x, hlo.floor(x)))
     endless = hlo.or_(pole, equals(hlo.abs_(x), math.inf))
-    return choose((endless, math.inf), (equals(x, 1.0), 0.0), otherwise=hlo.lgamma(x))
+    return choose((endless, math.inf), (equals(x, 1.0) | equals(x, 2.0), 0.0), otherwise=hlo.lgamma(x))
 
 
 @lower("digamma", promote=FLOAT)
