@@ -13,7 +13,10 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
-from torch_tpu.compile.graph import CompiledGraph, compiled
+from torch_tpu.bounded.graph import BoundedGraph, Pair, hinted, make_buckets, open_sizes
+from torch_tpu.bounded.layout import Unbounded
+from torch_tpu.compile.graph import CompiledGraph, compiled, runnable
+from torch_tpu.compile.segments import split
 from torch_tpu.compile.settings import Settings
 
 _numbers = itertools.count()
@@ -44,9 +47,9 @@ def tpu(
         CompileError: An operator has no program; the text names it and the user's line.
     """
     settings = Settings.read(mode, options, kwargs)
-    number = next(_numbers)
+    number, pair = next(_numbers), Pair().known()
     compilers = {
-        role: SerializableAOTDispatchCompiler(CompiledGraph, _Compiler(settings, role, number))
+        role: SerializableAOTDispatchCompiler(CompiledGraph, _Compiler(settings, role, number, pair))
         for role in ("forward", "backward", "inference")
     }
     backend = aot_autograd(
@@ -63,11 +66,42 @@ def tpu(
 class _Compiler:
     """Compiles one of the graphs that AOTAutograd makes of a captured one."""
 
-    def __init__(self, settings: Settings, role: str, number: int) -> None:
+    def __init__(self, settings: Settings, role: str, number: int, pair: Pair) -> None:
         self.settings = settings
         self.role = role
         self.number = number
+        self.pair = pair
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         name = f"{self.settings.name or 'graph'}_{self.number}.{self.role}"
-        return CompiledGraph(name, module, compiled(name, module, inputs))
+        visible = self._visible(module)
+        if not open_sizes(module):
+            return CompiledGraph(name, module, compiled(name, module, inputs))
+        is_backward = self.role == "backward"
+        checked = self._bounded(name, module, visible)
+        run = runnable(name, module, self.pair, visible, is_backward, checked)
+        return CompiledGraph(name, module, run, self.pair, visible, is_backward)
+
+    def _visible(self, module: GraphModule) -> int:
+        """How many outputs the user sees; those after them are kept for the backward pass."""
+        context = torch._guards.TracingContext.try_get()
+        if self.role == "forward" and context is not None and context.fw_metadata is not None:
+            return context.fw_metadata.num_forward
+        return len(module.graph.output_node().args[0])
+
+    def _bounded(self, name: str, module: GraphModule, visible: int) -> BoundedGraph | None:
+        """The graph with bounds, which starts to be compiled; None if it is compiled for each size."""
+        pair, is_backward = self.pair, self.role == "backward"
+        if not is_backward and split(module) is None:
+            pair.buckets = make_buckets(module, self.settings.num_dynamic_buckets)
+        sizes = hinted(module)
+        if pair.buckets is None or sizes is None:
+            pair.give_up(pair.problem or "it leaves the device")
+            return None
+        try:
+            made = BoundedGraph(name, module, pair, visible, is_backward)
+            made.check(sizes)
+        except Unbounded as problem:
+            pair.give_up(str(problem))
+            return None
+        return made

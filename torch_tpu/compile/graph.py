@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._inductor.output_code import OutputCode
@@ -18,14 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+if TYPE_CHECKING:
+    from torch_tpu.bounded.graph import BoundedGraph, Pair
+
 from torch_tpu import _C, config, platform
 from torch_tpu.compile.segments import CONSTANT_ELEMENTS, Runner, split
 from torch_tpu.lowering import view
 from torch_tpu.programs import disk, options, stats
 from torch_tpu.programs.eager import CODE_OF_DTYPE, PRECISIONS, describe, make_program
 from torch_tpu.stablehlo import Type
-from torch_tpu.tracing.graph import build_graph
+from torch_tpu.tracing.graph import Interpreter, build_graph
 from torch_tpu.tracing.program import Argument, Plan, TensorArgument
+from torch_tpu.tracing.tracer import Tracer
 
 #: Takes a list of inputs, which it empties, and returns a list of outputs.
 Runnable = Callable[[list[Any]], list[Any]]
@@ -82,14 +86,17 @@ class Programs:
     C++ (``csrc/compile/graph.cc``) keeps them in a table and calls :meth:`obtain` for what it does not have.
     """
 
-    def __init__(self, name: str, module: GraphModule) -> None:
+    #: Whether integers among the inputs are operands; else they are part of a program.
+    run_time_integers = False
+
+    def __init__(self, name: str, module: GraphModule, identity: str = "") -> None:
         self.name = name
         self.module = module
-        self.identity = _identity(module)
+        self.identity = identity or graph_identity(module)
         self.plans: list[Plan] = []
         self._ahead: dict[str, Future[tuple[Plan, Any]]] = {}  # by disk key
         self._lock = threading.Lock()
-        self.run = _C._Graph(name, self.obtain)
+        self.run = _C._Graph(name, self.obtain, self.run_time_integers)
 
     def key(self, arguments: Sequence[Argument], precision: str) -> str:
         return disk.key_of(f"graph:{self.identity}", [*arguments], precision)
@@ -135,7 +142,7 @@ class Programs:
 
         return _pool().submit(compile_)
 
-    def build(self, arguments: Sequence[Argument], level: str, locations: bool = False) -> Plan:
+    def build(self, arguments: Sequence[Argument], level: str) -> Plan:
         """The plan for inputs of a geometry; nothing is compiled."""
         plan = build_graph(
             self.name,
@@ -143,13 +150,17 @@ class Programs:
             arguments,
             precision=level,
             emulate_precision=platform.emulates_precision(),
-            locations=locations,
+            interpreter=self.interpreter,
         )
         self.plans.append(plan)
         return plan
 
+    def interpreter(self, trace: Tracer) -> Interpreter:
+        """What runs the graph in a trace."""
+        return Interpreter(trace)
 
-def _identity(module: GraphModule) -> str:
+
+def graph_identity(module: GraphModule) -> str:
     """A hash of what a graph computes: its code, and that of its subgraphs, with the scopes of precision in it."""
     digest = hashlib.sha256()
     for path, part in module.named_modules():
@@ -211,6 +222,12 @@ def predicted(inputs: Sequence[Any]) -> list[Argument] | None:
         return None
     if not all(isinstance(i, torch.Tensor | int | None) for i in inputs):
         return None
+    return geometry(inputs)
+
+
+def geometry(inputs: Sequence[Any]) -> list[Argument]:
+    """Descriptions of inputs: of fake or meta tensors as if each storage was the output of a program."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
     slots: dict[int, int] = {}
     bases: dict[int, Type] = {}
     for t in tensors:
@@ -245,11 +262,24 @@ def _argument(t: torch.Tensor, position: int, slots: dict[int, int], bases: dict
 
 @dataclasses.dataclass
 class CompiledGraph(OutputCode):
-    """What AOTAutograd calls with a list of inputs, which is emptied; it can be stored in AOTAutograd's cache."""
+    """What AOTAutograd calls with a list of inputs, which is emptied; it can be stored in AOTAutograd's cache.
+
+    Attributes:
+        name: Stands in logs.
+        module: The graph; None while it is stored.
+        run: What runs it; None while it is stored.
+        pair: What it shares with the graph of the other pass, if it has open sizes.
+        visible: How many of its outputs, from the first, the user sees.
+        is_backward: Whether it takes what the other graph saved.
+        pickled: The graph, while it is stored.
+    """
 
     name: str
     module: GraphModule | None
     run: Runnable | None
+    pair: Pair | None = None
+    visible: int = 0
+    is_backward: bool = False
     pickled: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -273,7 +303,28 @@ class CompiledGraph(OutputCode):
             mode = next((t.fake_mode for t in example_inputs if isinstance(t, FakeTensor)), None) or FakeTensorMode()
             module = GraphPickler.loads(self.pickled, mode)
             assert isinstance(module, GraphModule)
-            self.module, self.run = module, compiled(self.name, module)
+            self.module = module
+            if self.pair is not None:
+                self.pair = self.pair.known()
+            self.run = runnable(self.name, module, self.pair, self.visible, self.is_backward)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         pass
+
+
+def runnable(
+    name: str,
+    module: GraphModule,
+    pair: Pair | None,
+    visible: int,
+    is_backward: bool,
+    checked: BoundedGraph | None = None,
+) -> Runnable:
+    """What runs a graph of which some sizes may be open. See :class:`CompiledGraph`."""
+    by_size = compiled(name, module)
+    if pair is None or pair.buckets is None:
+        return by_size
+    from torch_tpu.bounded.graph import BoundedGraph
+
+    bounded = checked or BoundedGraph(name, module, pair, visible, is_backward)
+    return lambda given: (bounded if pair.buckets is not None else by_size)(given)

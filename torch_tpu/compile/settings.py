@@ -15,11 +15,13 @@ class Settings:
 
     Attributes:
         name: Stands in the names of the programs, for logs and dumps.
+        num_dynamic_buckets: How many programs share the range of a size that has a largest value, 1 to 8.
         fallback: What happens to a graph that cannot be compiled: ``"raise"``, or ``"eager"``, with a warning.
     """
 
     name: str = ""
     fallback: str = "raise"
+    num_dynamic_buckets: int = 1
 
     @classmethod
     def read(cls, mode: str | None, options: dict[str, Any] | None, extra: dict[str, Any]) -> Settings:
@@ -47,5 +49,7 @@ class Settings:
     def _check(self) -> None:
         if not isinstance(self.name, str):
             raise ValueError(f"The option 'name' must be a string, got {self.name!r}.")
+        if not isinstance(self.num_dynamic_buckets, int) or not 1 <= self.num_dynamic_buckets <= 8:
+            raise ValueError(f"The option 'num_dynamic_buckets' must be 1 to 8, got {self.num_dynamic_buckets!r}.")
         if self.fallback not in ("raise", "eager"):
             raise ValueError(f"The option 'fallback' must be 'raise' or 'eager', got {self.fallback!r}.")

@@ -189,7 +189,8 @@ void bind_programs(py::module_& m) {
     return p.hits;
   });
   py::class_<Graph>(m, "_Graph")
-      .def(py::init<std::string, py::object>())
+      .def(py::init<std::string, py::object, bool>(), py::arg("name"), py::arg("compile"),
+           py::arg("run_time_integers") = false)
       .def("__call__", &Graph::operator())
       .def_property_readonly("name", &Graph::name);
   m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false);

@@ -76,7 +76,7 @@ def build_graph(
     *,
     precision: str,
     emulate_precision: bool,
-    locations: bool = False,
+    interpreter: Callable[[Tracer], Interpreter] | None = None,
 ) -> Plan:
     """Traces a graph.
 
@@ -86,7 +86,7 @@ def build_graph(
         arguments: One per placeholder, described as for :func:`torch_tpu.tracing.program.build`.
         precision: ``medium``, ``high`` or ``highest``, where the graph does not say otherwise.
         emulate_precision: See :class:`Tracer`.
-        locations: Write each operator's Python line into the program.
+        interpreter: Makes what runs the graph; default: :class:`Interpreter`.
 
     Raises:
         CompileError: An operator cannot be part of a program.
@@ -95,7 +95,7 @@ def build_graph(
     call = Call(trace)
     with _outside_of_modes(), trace.active():
         inputs = [call.argument(a) for a in arguments]
-        outputs = Interpreter(trace, locations).run(module, inputs)
+        outputs = (interpreter or Interpreter)(trace).run(module, inputs)
         plan = finish(name, trace, call, [(t, True) for t in outputs], as_predicted=True)
     plan.is_graph = True
     return plan

@@ -30,10 +30,14 @@ py::object object_of(const c10::IValue& value) {
   return py::none();
 }
 
-// Sizes are part of a program; floats are operands.
-ArgumentSpec spec_of(const c10::IValue& value) {
+ArgumentSpec spec_of(const c10::IValue& value, bool run_time_integers) {
   ArgumentSpec spec;
-  spec.kind = value.isTensor() ? ArgumentSpec::kTensor : value.isDouble() ? ArgumentSpec::kFloat : ArgumentSpec::kOther;
+  if (value.isTensor())
+    spec.kind = ArgumentSpec::kTensor;
+  else if (value.isDouble())
+    spec.kind = ArgumentSpec::kFloat;
+  else if (value.isInt() && run_time_integers)
+    spec.kind = ArgumentSpec::kScalar;
   return spec;
 }
 
@@ -63,7 +67,7 @@ py::list Graph::operator()(py::list inputs) {
   specs.reserve(inputs.size());
   for (py::handle item : inputs) {
     values.push_back(value_of(item.ptr()));
-    specs.push_back(spec_of(values.back()));
+    specs.push_back(spec_of(values.back(), run_time_integers_));
   }
   inputs.attr("clear")();
   Results results;

@@ -15,7 +15,9 @@ namespace torch_tpu {
 class Graph {
  public:
   // `compile(arguments, precision)` gives the program for inputs described as python::describe does.
-  Graph(std::string name, pybind11::object compile) : name_(std::move(name)), compile_(std::move(compile)) {}
+  // Integers are part of a program, unless `run_time_integers`: then they are operands.
+  Graph(std::string name, pybind11::object compile, bool run_time_integers)
+      : name_(std::move(name)), compile_(std::move(compile)), run_time_integers_(run_time_integers) {}
 
   // Takes tensors, ints, floats and None out of `inputs`, which is empty afterwards: inputs that nobody else holds die
   // with the call. Returns the graph's outputs.
@@ -28,6 +30,7 @@ class Graph {
 
   const std::string name_;
   const pybind11::object compile_;
+  const bool run_time_integers_;
   ProgramTable programs_;
   std::atomic<bool> uses_precision_{false};
 };

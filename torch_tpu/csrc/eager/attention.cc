@@ -15,6 +15,9 @@ bool fused_enabled(const at::Context& context) {
          (context.userEnabledOverrideableSDP() && !context.userEnabledMathSDP());
 }
 
+// Sizes that a compiled function leaves open are not zero.
+bool has_elements(const at::Tensor& tensor) { return TORCH_GUARD_OR_TRUE(tensor.sym_numel().sym_gt(0)); }
+
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
                bool enable_gqa) {
@@ -23,7 +26,7 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   const bool floating =
       query.is_floating_point() && query.scalar_type() == key.scalar_type() && key.scalar_type() == value.scalar_type();
   const bool both_masks = is_causal && mask && mask->defined();  // the composite raises PyTorch's error
-  const bool fused = dense && floating && !both_masks && query.numel() > 0 && key.numel() > 0 && value.numel() > 0;
+  const bool fused = dense && floating && !both_masks && has_elements(query) && has_elements(key) && has_elements(value);
   const auto& context = at::globalContext();
   if (fused && fused_enabled(context)) return static_cast<int64_t>(at::SDPBackend::overrideable);
   TORCH_CHECK(context.userEnabledMathSDP(), "No viable backend for scaled_dot_product_attention was found. ",

@@ -1,0 +1,288 @@
+"""Calls of graphs with open sizes: bounds are chosen, inputs padded, outputs cut to size."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from torch_tpu.bounded import layout as lay
+from torch_tpu.bounded.buckets import Buckets
+from torch_tpu.bounded.interpreter import BoundedInterpreter, Context, layout_of
+from torch_tpu.bounded.layout import Layout, Unbounded
+from torch_tpu.compile.graph import Programs, geometry, graph_identity
+from torch_tpu.tracing.graph import CompileError, Interpreter
+from torch_tpu.tracing.program import NumberArgument
+from torch_tpu.tracing.tracer import Tracer
+
+#: Bytes of an input up to which it is padded on the host, which compiles nothing.
+HOST_BYTES = 1 << 20
+
+
+@dataclass(eq=False)
+class Pair:
+    """What the graphs that come from one captured graph share.
+
+    Attributes:
+        buckets: The bounds of their sizes; None: nothing is open, or the graph cannot be traced with bounds.
+        layouts: Of what the forward pass saves for the backward pass, by node: it stays padded in between.
+        traced: What the forward pass saved when it was traced last, as meta tensors.
+        problem: Why there are no bounds.
+    """
+
+    buckets: Buckets | None = None
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    traced: dict[str, Tensor] = field(default_factory=dict)
+    problem: str = ""
+    uid: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "traced": {}}
+
+    def known(self) -> Pair:
+        """This pair, or the one that another graph of its has brought into the process."""
+        return _pairs.setdefault(self.uid, self)
+
+    def give_up(self, problem: str) -> None:
+        """Both graphs are compiled for each size from now on."""
+        self.buckets, self.problem = None, problem
+        log.info("torch_tpu: a graph with open sizes is compiled for each size: %s", problem)
+
+
+_pairs: weakref.WeakValueDictionary[str, Pair] = weakref.WeakValueDictionary()
+log = logging.getLogger("torch_tpu")
+
+
+def open_sizes(module: GraphModule) -> list[tuple[int, sympy.Symbol]]:
+    """The inputs that are open sizes: position and symbol."""
+    found = []
+    for i, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            found.append((i, value.node.expr))
+    return found
+
+
+def make_buckets(module: GraphModule, count: int) -> Buckets | None:
+    """The bounds of a graph's open sizes, from what is known of them."""
+    sizes = open_sizes(module)
+    if not sizes:
+        return None
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    env = placeholders[sizes[0][0]].meta["val"].node.shape_env
+    upper: list[int | None] = []
+    for _, symbol in sizes:
+        known = env.var_to_range.get(symbol)
+        top = known.upper if known is not None else None
+        upper.append(int(top) if isinstance(top, sympy.Integer) and top < 1 << 31 else None)
+    return Buckets([s for _, s in sizes], upper, [g.expr for g in env.guards], count)
+
+
+class _Exact(BoundedInterpreter):
+    """Outputs that the user sees are laid out for the true sizes, at the beginning of a flat array."""
+
+    def __init__(self, trace: Tracer, bounds: lay.Sizes, layouts: dict[str, Layout], visible: int) -> None:
+        super().__init__(trace, bounds, layouts)
+        self.visible = visible
+        self.saved: dict[str, Tensor] = {}
+
+    def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        outputs = super().run(module, inputs)
+        nodes = _results(module)
+        returned = []
+        for i, (node, value) in enumerate(zip(nodes, outputs, strict=True)):
+            if not isinstance(value, Tensor):
+                returned.append(None)
+            elif not lay.is_open(layout_of(value)):
+                returned.append(value)
+            elif i < self.visible:
+                returned.append(self.trace.run(_compact, self.context, value, node.meta["val"]))
+            else:
+                self.saved[node.name] = value
+                returned.append(value)
+        return returned
+
+
+def _results(module: GraphModule) -> list[Any]:
+    (output,) = (n for n in module.graph.nodes if n.op == "output")
+    result = output.args[0]
+    return [*result] if isinstance(result, tuple | list) else [result]
+
+
+def _memory_order(shape: Sequence[Any], stride: Sequence[Any], sizes: lay.Sizes) -> tuple[int, ...]:
+    """Dimensions by falling stride, sizes of one and repeated ones last."""
+    strides = [lay.value_of(lay.expression(s), sizes) for s in stride]
+    return tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
+
+
+def _compact(c: Context, t: Tensor, expected: Tensor) -> Tensor:
+    """The real elements of ``t`` in their memory order, flat, and garbage after them."""
+    order = _memory_order(expected.shape, expected.stride(), c.bounds)
+    factors = [e for d in order for e in layout_of(t)[d]]
+    flat = t.permute(order).reshape(-1)
+    opened = [i for i, e in enumerate(factors) if e.free_symbols]
+    last = opened[-1]
+    if all(e == 1 for e in factors[:last]):  # a prefix already
+        return flat
+    outer = factors[: last + 1]
+    bounds = [lay.value_of(e, c.bounds) for e in outer]
+    rows = 1
+    for n in bounds:
+        rows *= n
+    at = torch.arange(rows, device="meta")
+    source: Any = 0
+    stride = 1
+    for e, bound in zip(reversed(outer[1:]), reversed(bounds[1:]), strict=True):
+        real = c.value(e)
+        source = source + (at % real) * stride
+        at = at // real
+        stride *= bound
+    source = (source + at * stride).clamp(0, rows - 1)
+    return flat.view(rows, -1).index_select(0, source).reshape(-1)
+
+
+class _Padded(Programs):
+    """The programs of a graph for one choice of bounds."""
+
+    run_time_integers = True
+
+    def __init__(
+        self, name: str, module: GraphModule, identity: str, bounds: lay.Sizes, given: dict[str, Layout], visible: int
+    ) -> None:
+        self.bounds, self.given, self.visible = bounds, given, visible
+        self.saved: dict[str, Tensor] = {}
+        spelled = ",".join(f"{s}<={n}" for s, n in bounds.items())
+        layouts = sorted((k, str(v)) for k, v in given.items())
+        super().__init__(f"{name}[{spelled}]", module, f"{identity}:{spelled}:{visible}:{layouts}")
+
+    def traced(self, arguments: Sequence[Any]) -> dict[str, Tensor]:
+        """What the graph saves, of a program that came from the disk cache."""
+        self.build(arguments, "highest")
+        return self.saved
+
+    def interpreter(self, trace: Tracer) -> Interpreter:
+        made = _Exact(trace, self.bounds, self.given, self.visible)
+        self.saved = made.saved
+        return made
+
+
+def hinted(module: GraphModule) -> tuple[int, ...] | None:
+    """The open sizes of the call for which a graph was captured."""
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    hints = [placeholders[i].meta["val"].node.hint for i, _ in open_sizes(module)]
+    return None if any(h is None for h in hints) else tuple(map(int, hints))
+
+
+class BoundedGraph:
+    """A graph with open sizes. Called with a list of inputs, which it empties, it returns the outputs."""
+
+    def __init__(self, name: str, module: GraphModule, pair: Pair, visible: int, is_backward: bool) -> None:
+        self.name, self.module, self.pair, self.visible = name, module, pair, visible
+        self.given = pair.layouts if is_backward else {}  # how inputs are laid out that are padded already
+        self.identity = graph_identity(module)
+        self._sizes = open_sizes(module)
+        self._programs: dict[tuple[int, ...], _Padded] = {}
+        nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self._open_inputs = [
+            (i, node.name, node.meta["val"])
+            for i, node in enumerate(nodes)
+            if isinstance(node.meta.get("val"), Tensor) and _opens(node.meta["val"])
+        ]
+        self._outputs = [self._output(i, r) for i, r in enumerate(_results(module))]
+
+    def _output(self, i: int, result: Any) -> Callable[[Any, lay.Sizes], Any] | None:
+        """What is done with an output: nothing, a window on it, or a number."""
+        value = result.meta.get("val") if isinstance(result, Node) else result
+        if isinstance(value, torch.SymInt):
+            return lambda _, sizes: lay.value_of(value.node.expr, sizes)
+        if isinstance(value, Tensor) and _opens(value) and i < self.visible:
+            shape, stride = ([lay.expression(n) for n in side] for side in (value.shape, value.stride()))
+            return lambda flat, sizes: flat.as_strided(
+                [lay.value_of(e, sizes) for e in shape], [lay.value_of(e, sizes) for e in stride], 0
+            )
+        return None if value is None or isinstance(value, Tensor) else lambda _, __: value
+
+    def check(self, sizes: tuple[int, ...]) -> None:
+        """Traces the graph for sizes and compiles it in the background; notes how what it saves is laid out.
+
+        Raises:
+            Unbounded: Some operator has no bounded form.
+        """
+        programs = self._programs_for(sizes)
+        arguments = self._described(dict(zip((s for _, s in self._sizes), sizes, strict=True)), programs.bounds)
+        try:
+            programs.ahead(arguments)
+        except CompileError as error:
+            if isinstance(error.__cause__, Unbounded):
+                raise error.__cause__ from None
+            raise
+        if self.visible < len(self._outputs):
+            self.pair.traced = programs.saved or programs.traced(arguments)
+            self.pair.layouts.update({name: layout_of(t) for name, t in self.pair.traced.items()})
+
+    def _described(self, sizes: lay.Sizes, bounds: lay.Sizes) -> list[Any]:
+        """The inputs of a call, as far as the graph tells."""
+        inputs: list[Any] = []
+        for node in (n for n in self.module.graph.nodes if n.op == "placeholder"):
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                layout = self.given.get(node.name) or lay.simple(value.shape)
+                shape = lay.padded(layout, bounds)
+                saved = self.pair.traced.get(node.name) if node.name in self.given else None
+                value = saved if saved is not None else torch.empty(shape, dtype=value.dtype, device="meta")
+            inputs.append(value)
+        numbers = itertools.count()
+        return [
+            NumberArgument(next(numbers), lay.value_of(a.node.expr, sizes)) if isinstance(a, torch.SymInt) else a
+            for a in geometry(inputs)
+        ]
+
+    def _programs_for(self, sizes: tuple[int, ...]) -> _Padded:
+        buckets = self.pair.buckets
+        assert buckets is not None
+        order = {str(s): i for i, (_, s) in enumerate(self._sizes)}
+        asked = tuple(sizes[order[str(s)]] for s in buckets.symbols)
+        chosen = buckets.choose(asked)
+        if chosen not in self._programs:
+            known = dict(zip(map(str, buckets.symbols), chosen, strict=True))
+            bounds = {s: known[str(s)] for _, s in self._sizes}
+            self._programs[chosen] = _Padded(self.name, self.module, self.identity, bounds, self.given, self.visible)
+        return self._programs[chosen]
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        asked = tuple(inputs[i] for i, _ in self._sizes)
+        programs = self._programs_for(asked)
+        sizes = dict(zip((s for _, s in self._sizes), asked, strict=True))
+        for i, name, value in self._open_inputs:
+            layout = self.given.get(name) or lay.simple(value.shape)
+            inputs[i] = _pad(inputs[i], lay.padded(layout, programs.bounds), name in self.given)
+        outputs = programs.run(inputs)
+        return [
+            value if finish is None else finish(value, sizes)
+            for value, finish in zip(outputs, self._outputs, strict=True)
+        ]
+
+
+def _opens(t: Tensor) -> bool:
+    return any(isinstance(n, torch.SymInt) for n in t.shape)
+
+
+def _pad(t: Tensor, shape: tuple[int, ...], is_padded: bool) -> Tensor:
+    """``t``, which nobody will write, with garbage up to ``shape``."""
+    if is_padded or t.shape == shape:
+        return t
+    amounts = [n for have, want in zip(reversed(t.shape), reversed(shape), strict=True) for n in (0, want - have)]
+    with torch.no_grad():
+        if t.numel() * t.itemsize <= HOST_BYTES:
+            return F.pad(t.detach().cpu(), amounts).to(t.device)
+        return F.pad(t.detach(), amounts)

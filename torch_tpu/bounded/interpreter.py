@@ -1,0 +1,237 @@
+"""Runs a graph with open sizes on padded arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+
+from torch_tpu.bounded import layout as lay
+from torch_tpu.bounded.layout import Dim, Layout, Sizes, Unbounded
+from torch_tpu.tracing.graph import Interpreter
+from torch_tpu.tracing.tracer import ScalarOperand, Tracer
+
+
+class Size:
+    """A size, or what is computed from sizes, inside of a graph."""
+
+    def __init__(self, expr: sympy.Expr) -> None:
+        self.expr = expr
+
+
+Rule = Callable[..., Any]
+_RULES: dict[OpOverload, Rule] = {}
+
+
+def rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    """Registers how operators work on padded arrays: called with the context, the operator, and bound arguments."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            _RULES[op] = function
+        return function
+
+    return register
+
+
+def layout_of(t: Tensor) -> Layout:
+    """The layout of a traced tensor: static unless it was given one."""
+    return getattr(t, "_torch_tpu_layout", None) or lay.simple(t.shape)
+
+
+def give(t: Tensor, layout: Layout) -> Tensor:
+    """Notes the layout of a fresh result."""
+    t._torch_tpu_layout = layout  # type: ignore[attr-defined]
+    return t
+
+
+class Context:
+    """What rules use: bounds, run-time sizes, masks. All of it inside the trace."""
+
+    def __init__(self, trace: Tracer, bounds: Sizes, operands: dict[sympy.Symbol, ScalarOperand]) -> None:
+        self.trace = trace
+        self.bounds = bounds
+        self._operands = operands
+        self._values: dict[sympy.Expr, Tensor] = {}
+        self._masks: dict[Dim, Tensor] = {}
+        self.node: Node
+
+    # ---- sizes
+    def bound(self, size: Any) -> int:
+        """How large a size is in the padded program."""
+        return lay.value_of(size.expr, self.bounds) if isinstance(size, Size) else int(size)
+
+    def bounded(self, tree: Any) -> Any:
+        return tree_map_only(Size, self.bound, tree)
+
+    def value(self, size: Any) -> Tensor | int:
+        """A size at run time: 0-d int64, or the number that it always is."""
+        expr = size.expr if isinstance(size, Size) else size
+        if isinstance(expr, int):
+            return expr
+        if expr.is_Integer:
+            return int(expr)
+        if expr not in self._values:
+            self._values[expr] = self._evaluated(expr)
+        return self._values[expr]
+
+    def _evaluated(self, expr: sympy.Expr) -> Tensor:
+        if isinstance(expr, sympy.Symbol):
+            if expr not in self._operands:
+                raise Unbounded(f"the size {expr} is not known when the program runs")
+            t = torch.empty((), dtype=torch.int64, device="meta")
+            self.trace.bind(t, self._operands[expr].to(torch.int64))
+            return t
+        arguments: list[Any] = [self.value(a) for a in expr.args]
+        if isinstance(expr, sympy.Add | sympy.Mul):
+            combine = operator.add if isinstance(expr, sympy.Add) else operator.mul
+            result = arguments[0]
+            for a in arguments[1:]:
+                result = combine(result, a)
+            return result
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+            result = arguments[0]
+            for _ in range(int(expr.exp) - 1):
+                result = result * arguments[0]
+            return result
+        binary = {FloorDiv: operator.floordiv, Mod: operator.mod, PythonMod: operator.mod}
+        if type(expr) in binary:
+            return binary[type(expr)](*arguments)
+        if isinstance(expr, Max | Min):
+            choose = torch.maximum if isinstance(expr, Max) else torch.minimum
+            result = self._tensor(arguments[0])
+            for a in arguments[1:]:
+                result = choose(result, self._tensor(a))
+            return result
+        raise Unbounded(f"the size {expr} cannot be computed in a program")
+
+    @staticmethod
+    def _tensor(x: Any) -> Tensor:
+        return x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.int64, device="meta")
+
+    # ---- masks
+    def mask(self, dim: Dim) -> Tensor:
+        """Which steps of a dimension are real: bool, as long as the padded dimension."""
+        if dim not in self._masks:
+            sizes = [lay.value_of(e, self.bounds) for e in dim]
+            n = 1
+            for s in sizes:
+                n *= s
+            steps = torch.arange(n, device="meta")
+            real: Tensor | None = None
+            inner = n
+            for e, size in zip(dim, sizes, strict=True):
+                inner //= size
+                if e.free_symbols:
+                    here = (steps // inner) % size < self.value(e)
+                    real = here if real is None else real & here
+            assert real is not None
+            self._masks[dim] = real
+        return self._masks[dim]
+
+    def masked(self, t: Tensor, fill: Any, dims: Sequence[int] | None = None) -> Tensor:
+        """``t`` with ``fill`` where it is not real along ``dims``, all of them by default."""
+        layout = layout_of(t)
+        for d in range(t.ndim) if dims is None else {d % t.ndim for d in dims}:
+            if not lay.is_static(layout[d]):
+                shape = [-1 if i == d else 1 for i in range(t.ndim)]
+                t = t.masked_fill(~self.mask(layout[d]).view(shape), fill)
+        return give(t, layout)
+
+    def zeroed(self, tree: Any) -> Any:
+        """All tensors of ``tree`` with zeros where they are not real."""
+        return tree_map_only(Tensor, lambda t: self.masked(t, 0) if lay.is_open(layout_of(t)) else t, tree)
+
+    def count(self, layout: Layout, dims: Sequence[int]) -> Tensor | int:
+        """How many real elements a reduction over ``dims`` sees."""
+        n: Any = 1
+        for d in dims:
+            n = n * self.value(lay.total(layout[d]))
+        return n
+
+    def expected(self, index: int | None = None) -> Tensor:
+        """The fake tensor that says what the node at hand gives."""
+        value = self.node.meta["val"]
+        return value if index is None else value[index]
+
+
+class BoundedInterpreter(Interpreter):
+    """The interpreter of graphs with open sizes. Integers among the inputs are :class:`ScalarOperand`.
+
+    Args:
+        trace: The trace.
+        bounds: How large each open size is in the padded program.
+        layouts: Of inputs that are padded already, by the name of the placeholder.
+    """
+
+    def __init__(self, trace: Tracer, bounds: Sizes, layouts: dict[str, Layout]) -> None:
+        super().__init__(trace)
+        self.bounds = bounds
+        self.given = layouts
+        self.outputs: list[Any] = []
+
+    def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        from torch_tpu.bounded import rules  # noqa: F401
+
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        operands: dict[sympy.Symbol, ScalarOperand] = {}
+        converted: list[Any] = []
+        for node, value in zip(placeholders, inputs, strict=True):
+            expected = node.meta.get("val")
+            if isinstance(expected, torch.SymInt):
+                if isinstance(expected.node.expr, sympy.Symbol):
+                    operands[expected.node.expr] = value
+                value = Size(expected.node.expr)
+            elif isinstance(value, Tensor) and isinstance(expected, Tensor):
+                give(value, self.given.get(node.name) or lay.simple(expected.shape))
+            converted.append(value)
+        self.context = Context(self.trace, self.bounds, operands)
+        self.outputs = super().run(module, converted)
+        return self.outputs
+
+    def execute(self, target: Any, args: Any, kwargs: Any) -> Any:
+        expected = self.node.meta.get("val")
+        if isinstance(expected, torch.SymInt | torch.SymBool | torch.SymFloat):
+            return Size(expected.node.expr)
+        if isinstance(expected, int | float | bool):
+            return expected
+        given = tree_leaves((args, kwargs))
+        tensors = [t for t in given if isinstance(t, Tensor)]
+        made = [t for t in tree_leaves(expected) if isinstance(t, Tensor)]
+        closed = not any(lay.is_open(layout_of(t)) for t in tensors) and not any(isinstance(x, Size) for x in given)
+        if target is operator.getitem or (closed and not any(lay.is_open(lay.simple(t.shape)) for t in made)):
+            return super().execute(target, args, kwargs)
+        if isinstance(target, HigherOrderOperator) or not isinstance(target, OpOverload):
+            raise Unbounded(f"{target} over a size that changes")
+        self.context.node = self.node
+        function = _RULES.get(target) or (_RULES.get(_POINTWISE) if torch.Tag.pointwise in target.tags else None)
+        if function is None:
+            raise Unbounded(f"{target} over a size that changes")
+        result = self.trace.run(function, self.context, target, *args, **kwargs)
+        self._check(target, result, expected)
+        return result
+
+    def _check(self, target: OpOverload, result: Any, expected: Any) -> None:
+        """The layouts that a rule gave mean what the graph says."""
+        pairs = zip(tree_leaves(result), tree_leaves(expected), strict=False)
+        for t, want in pairs:
+            if not isinstance(t, Tensor) or not isinstance(want, Tensor):
+                continue
+            have = layout_of(t)
+            fits = len(have) == want.ndim and all(
+                lay.same(lay.total(d), lay.expression(n)) for d, n in zip(have, want.shape, strict=True)
+            )
+            if not fits or tuple(t.shape) != lay.padded(have, self.bounds) or t.dtype != want.dtype:
+                raise Unbounded(f"{target} gives {tuple(t.shape)} of {have} where the graph has {tuple(want.shape)}")
+
+
+#: Stands for all element-wise operators among the rules.
+_POINTWISE = torch.ops.aten.add.Tensor
