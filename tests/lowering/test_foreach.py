@@ -158,6 +158,15 @@ def test_listed_exponents_are_part_of_the_program() -> None:
     torch.testing.assert_close(got[0], aten._foreach_pow.ScalarList(xs, [2.0, 0.5, -1.0, 3.3]))
 
 
+def test_powers_of_bools() -> None:
+    xs = [torch.tensor([True, False])]
+    for op, exponent in (
+        *((aten._foreach_pow.Scalar, n) for n in (True, False, 1, 2)),
+        (aten._foreach_pow.ScalarList, [True]),
+    ):
+        assert torch.equal(run(op, xs, exponent)[0][0][0], op(xs, exponent)[0])
+
+
 def test_errors_are_pytorchs() -> None:
     x = tensors(torch.float32, 0)
     with pytest.raises(RuntimeError, match=r"same number of tensors|same length"):

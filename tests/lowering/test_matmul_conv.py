@@ -201,3 +201,15 @@ def test_gradient_of_bias_is_summed_in_parts() -> None:
     geometry = ([2], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, False, True])
     got = run(aten.convolution_backward.default, grad, x, w, *geometry)[0][2]
     torch.testing.assert_close(got, grad.to(torch.complex128).sum((0, 2, 3)).to(grad.dtype), rtol=4e-7, atol=0)
+
+
+def test_the_layout_of_a_convolution() -> None:
+    """Row-major in one dimension, whatever the input is; in three, channels last where oneDNN convolves."""
+    for shape, weight, step in (((2, 3, 8), (4, 3, 3), 1), ((2, 3, 6, 6, 6), (3, 2, 3, 3, 3), 2)):
+        last = torch.channels_last_3d if len(shape) == 5 else torch.contiguous_format
+        x = torch.randn(shape).contiguous(memory_format=last)
+        x = x.mT.contiguous().mT if len(shape) == 3 else x
+        rank = len(shape) - 2
+        args = (x, torch.randn(weight), None, [step] * rank, [0] * rank, [1] * rank, rank == 3, [0] * rank, 1)
+        got, _, _ = run(torch.ops.aten.convolution.default, *args)
+        assert got[0].stride() == torch.ops.aten.convolution.default(*args).stride()

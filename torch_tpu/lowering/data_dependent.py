@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import clone_preserve_strides
 
 from torch_tpu.lowering.creation import arange_end_out, arange_out
 from torch_tpu.lowering.indexing import coordinates, count_true, prefix_sum, read_at, true_positions
@@ -259,10 +258,10 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     torch._check(repeats.ndim == 1, lambda: "repeat_interleave only accept 1D vector as repeat")
     torch._check(repeats.dtype in (torch.int32, torch.int64), lambda: "repeats has to be Long or Int tensor")
-    if output_size is not None:
-        return _padded.repeat_interleave(repeats, output_size=output_size)
     if repeats.numel() == 0:
         return torch.empty_like(repeats)
+    if output_size is not None:
+        return _padded.repeat_interleave(repeats, output_size=output_size)
     low, total = torch.stack((repeats.min().long(), repeats.sum())).tolist()
     torch._check(low >= 0, lambda: "repeats can not be negative")
     return _padded.repeat_interleave(repeats, output_size=_bucket(total))[:total]
@@ -276,9 +275,11 @@ def as_strided_copy(self: Tensor, size: list[int], stride: list[int], storage_of
 def as_strided_scatter(
     self: Tensor, src: Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Tensor:
-    out = clone_preserve_strides(self)
-    out.as_strided(size, stride, self.storage_offset() if storage_offset is None else storage_offset).copy_(src)
-    return out
+    """Also behind what ``self`` shows of its memory, as on the CPU."""
+    count = self.untyped_storage().nbytes() // self.element_size()
+    memory = self.as_strided((count,), (1,), 0).clone()
+    memory.as_strided(size, stride, self.storage_offset() if storage_offset is None else storage_offset).copy_(src)
+    return memory.as_strided(self.shape, self.stride(), self.storage_offset())
 
 
 def validate_compressed_sparse_indices(

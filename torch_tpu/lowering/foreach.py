@@ -75,9 +75,21 @@ def _static(op: OpOverload, single: OpOverload) -> tuple[str, ...]:
 
 def _repeat(op: OpOverload, single: OpOverload) -> None:
     is_list = [str(a.type) in _ELEMENT for a in op._schema.arguments]
-    rule_of_one = op_info(single).rule
+    one = op_info(single).rule
+    described = None if one is None else one.meta
 
-    @lower(registry_name(op), static=_static(op, single), classes=rule_of_one is not None and rule_of_one.classes)
+    def meta(*arguments: Any) -> list[Any]:
+        assert described is not None
+        count = len(next(a for a, several in zip(arguments, is_list, strict=False) if several))
+        items = (a if several else [a] * count for a, several in zip(arguments, is_list, strict=False))
+        return [described(*item) for item in zip(*items, strict=True)]
+
+    @lower(
+        registry_name(op),
+        static=_static(op, single),
+        classes=one is not None and one.classes,
+        meta=None if described is None else meta,
+    )
     def rule(*arguments: Any, alpha: Any = None, memory_format: Any = None, result: list[Type]) -> list[Value]:
         if alpha is not None:
             arguments = (*arguments, alpha)

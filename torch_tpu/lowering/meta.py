@@ -28,7 +28,7 @@ def convolution_overrideable(
     shaped = [x.contiguous().unsqueeze(2), weight.unsqueeze(2)] if flat else [x, weight]
     formats = {suggest_memory_format(t) for t in shaped} - {torch.contiguous_format}
     stepped = any(n != 1 for n in (*stride, *dilation))
-    padded = any(p >= s or p >= d for p, s, d in zip(output_padding, stride, dilation, strict=False))
+    padded = any(p >= s for p, s in zip(output_padding, stride, strict=False))
     if not formats or (x.ndim == 5 and ((transposed and padded) or not _by_onednn(x, weight, stepped, groups))):
         return out
     out = torch.empty_like(out.unsqueeze(2) if flat else out, memory_format=formats.pop())
@@ -37,6 +37,8 @@ def convolution_overrideable(
 
 def _by_onednn(x: Tensor, weight: Tensor, stepped: bool, groups: int) -> bool:
     """Whether the CPU has oneDNN convolve: ``ConvParams::use_mkldnn`` in ATen's Convolution.cpp."""
+    if not torch.backends.mkldnn.is_available():
+        return False
     if x.dtype in (torch.bfloat16, torch.float16):
         ops = torch.ops.mkldnn
         return (ops._is_mkldnn_bf16_supported if x.dtype == torch.bfloat16 else ops._is_mkldnn_fp16_supported)()

@@ -428,7 +428,13 @@ _RECIPROCALS: dict[Number, Unary] = {-0.5: _elementary("rsqrt"), -1: lambda x: 1
 _PRODUCTS: dict[Number, Unary] = {2: square, 3: lambda x: x * x * x}
 
 
-@lower("pow.Tensor_Scalar", promote=Promotion.DEFAULT, single=("exponent",), classes=True)
+def _power_meta(x: torch.Tensor, exponent: Number) -> torch.Tensor:
+    """PyTorch's, which has int64 for a bool to the power of a bool."""
+    both = x.dtype == torch.bool and isinstance(exponent, bool)
+    return torch.empty_like(x) if both else torch.ops.aten.pow.Tensor_Scalar(x, exponent)
+
+
+@lower("pow.Tensor_Scalar", promote=Promotion.DEFAULT, single=("exponent",), classes=True, meta=_power_meta)
 def power_scalar(x: Value, exponent: Number | ScalarOperand, *, result: list[Type]) -> Value:
     """A power of one exponent. One that is 0 or 1 is known to be."""
     sample = exponent.sample if isinstance(exponent, ScalarOperand) else exponent

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -280,7 +281,14 @@ def p_norm(a: Value, p: float, dims: Sequence[int], keepdim: bool = False) -> Va
     return hlo.power(sum_, 1 / p)
 
 
-@lower("linalg_vector_norm", static=("ord",))
+def _norm_meta(x: torch.Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """PyTorch's, which also refuses to take no maximum at all: a row of none of many."""
+    dims = canonical_dims(dim, x.ndim)
+    nothing = x.numel() == 0 and dim and all(x.shape[d] for d in dims)
+    return torch.ops.aten.linalg_vector_norm(x, 2 if nothing else ord, dim, keepdim, dtype=dtype)
+
+
+@lower("linalg_vector_norm", static=("ord",), meta=_norm_meta)
 def vector_norm(x: Value, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, result: list[Type]) -> Value:
     dtype = compute_dtype(result[0].dtype)
     if x.dtype.is_complex:
