@@ -63,7 +63,7 @@ GAPS: list[Gap] = [
     *_gaps("the suite cannot make an empty CSR tensor for out=", "sparse.sampled_addmm/*/out"),
     *_gaps("the CPU lays a strided out= out anew", "nn.functional.linear/*/out"),
     *_gaps(
-        "without gradients the CPU has another kernel, whose result is row-major; here strides are those with gradients",
+        "without gradients the CPU has another kernel, with a row-major result; here strides are those with gradients",
         "nn.functional.max_pool1d/*/layout",
     ),
     # ---- to be mended ----------------------------------------------------------------------------------------------
