@@ -69,7 +69,6 @@ GAPS: list[Gap] = [
     # ---- to be mended ----------------------------------------------------------------------------------------------
     *_gaps(
         "open: further off than the CPU",
-        "erfinv/float32/double_backward",
         "_foreach_norm/float32/double_backward",
         "nn.ConvTranspose3d.train/complex64/backward",
     ),

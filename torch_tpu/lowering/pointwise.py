@@ -13,7 +13,16 @@ from collections.abc import Callable
 import torch
 
 from torch_tpu.lowering import complex_functions, meta
-from torch_tpu.lowering.common import Number, Scalar, ScalarOperand, as_value, by_number, compute_dtype, magnitude
+from torch_tpu.lowering.common import (
+    Number,
+    Scalar,
+    ScalarOperand,
+    as_value,
+    by_number,
+    compute_dtype,
+    for_cpu,
+    magnitude,
+)
 from torch_tpu.lowering.registry import Promotion, lower
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
@@ -69,6 +78,13 @@ def polynomial(x: Value, coefficients: tuple[float, ...] | list[float]) -> Value
 
 
 # ---- unary ----------------------------------------------------------------------------------------------------------
+def erfinv(x: Value) -> Value:
+    """XLA's of float32 is off by 50 roundings where ``x * x`` rounds to almost 1; on CPU it is rounded once."""
+    if x.dtype != torch.float32 or not for_cpu():
+        return hlo.erf_inv(x)
+    return hlo.convert(hlo.erf_inv(hlo.convert(x, torch.float64)), torch.float32)
+
+
 def absolute(x: Value) -> Value:
     return x if is_unsigned(x) else magnitude(x)
 
@@ -171,7 +187,7 @@ FLOAT_UNARY: dict[str, Unary] = {
     "deg2rad": lambda x: x * (math.pi / 180),
     "erf": hlo.erf,
     "erfc": hlo.erfc,
-    "erfinv": hlo.erf_inv,
+    "erfinv": erfinv,
     "exp": _elementary("exponential"),
     "exp2": exp2,
     "expm1": _elementary("exponential_minus_one"),
