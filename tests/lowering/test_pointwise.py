@@ -349,7 +349,7 @@ def test_backward(name: str) -> None:
 
 
 def test_activations_with_arguments() -> None:
-    x, g = floats(F32), torch.linspace(-2, 2, len(SPECIAL))
+    x, g = floats(F32).repeat(64), torch.linspace(-2, 2, 64 * len(SPECIAL))
     aten = torch.ops.aten
     for is_result in (False, True):
         check(aten.elu_backward.default, g, 1.5, 1.2, 0.7, is_result, x)

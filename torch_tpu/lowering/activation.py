@@ -1,7 +1,7 @@
 """Activation functions and their derivatives.
 
-The derivatives take the incoming gradient ``g`` first and follow ATen's names and conventions at the kinks. Those of
-clamped functions are 0 at NaN, as in ATen's vectors; its scalars let ``g`` through.
+The derivatives take the incoming gradient ``g`` first and follow ATen's names and conventions at the kinks. At NaN
+they are what ATen's vectors give: 0 for clamped functions, where its scalars let ``g`` through.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def hardswish(x: Value) -> Value:
 
 @lower("hardswish_backward", promote=Promotion.DEFAULT)
 def hardswish_backward(g: Value, x: Value) -> Value:
-    return hlo.select(x <= -3.0, _zero(g), hlo.select(x < 3.0, g * (x / 3.0 + 0.5), g))
+    return hlo.select(x <= -3.0, _zero(g), hlo.select(x >= 3.0, g, g * (x / 3.0 + 0.5)))
 
 
 def _within(x: Value, bound: Factor) -> Value:
@@ -121,7 +121,7 @@ def elu(x: Value, alpha: Factor = 1, scale: Factor = 1, input_scale: Factor = 1)
 def elu_backward(g: Value, alpha: Factor, scale: Factor, input_scale: Factor, is_result: bool, x: Value) -> Value:
     """``x`` is the result of the forward call if ``is_result``, else its input."""
     slope = x + alpha * scale if is_result else hlo.exponential(x * input_scale) * (alpha * scale)
-    return hlo.select(x <= 0.0, g * input_scale * slope, g * scale)
+    return hlo.select(x > 0.0, g * scale, g * input_scale * slope)
 
 
 @lower("celu", promote=Promotion.DEFAULT)
@@ -246,5 +246,5 @@ def logit(x: Value, eps: Scalar | None = None) -> Value:
 @lower("logit_backward", promote=Promotion.DEFAULT)
 def logit_backward(g: Value, x: Value, eps: Scalar | None = None) -> Value:
     low = hlo.full_like(x, 0) if eps is None else as_value(eps, x.dtype, x.shape)
-    outside = hlo.or_(x < low, x > 1.0 - low)
-    return hlo.select(outside, hlo.full_like(x, math.nan if eps is None else 0.0), g / (x * (1.0 - x)))
+    inside = hlo.and_(x >= low, x <= 1.0 - low)
+    return hlo.select(inside, g / (x * (1.0 - x)), hlo.full_like(x, math.nan if eps is None else 0.0))
