@@ -119,15 +119,15 @@ def _results(module: GraphModule) -> list[Any]:
     return [*result] if isinstance(result, tuple | list) else [result]
 
 
-def _memory_order(shape: Sequence[Any], stride: Sequence[Any], sizes: lay.Sizes) -> tuple[int, ...]:
-    """Dimensions by falling stride, sizes of one and repeated ones last."""
+def _memory_order(stride: Sequence[Any], sizes: lay.Sizes) -> tuple[int, ...]:
+    """Dimensions by falling stride."""
     strides = [lay.value_of(lay.expression(s), sizes) for s in stride]
-    return tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def _compact(c: Context, t: Tensor, expected: Tensor) -> Tensor:
     """The real elements of ``t`` in their memory order, flat, and garbage after them."""
-    order = _memory_order(expected.shape, expected.stride(), c.bounds)
+    order = _memory_order(expected.stride(), c.bounds)
     factors = [e for d in order for e in layout_of(t)[d]]
     flat = t.permute(order).reshape(-1)
     opened = [i for i, e in enumerate(factors) if e.free_symbols]
@@ -206,10 +206,17 @@ class BoundedGraph:
         if isinstance(value, torch.SymInt):
             return lambda _, sizes: lay.value_of(value.node.expr, sizes)
         if isinstance(value, Tensor) and _opens(value) and i < self.visible:
-            shape, stride = ([lay.expression(n) for n in side] for side in (value.shape, value.stride()))
-            return lambda flat, sizes: flat.as_strided(
-                [lay.value_of(e, sizes) for e in shape], [lay.value_of(e, sizes) for e in stride], 0
-            )
+            shape = [lay.expression(n) for n in value.shape]
+
+            def cut(flat: Tensor, sizes: lay.Sizes) -> Tensor:
+                exact = [lay.value_of(e, sizes) for e in shape]
+                strides = [1] * len(exact)
+                step = 1
+                for d in reversed(_memory_order(value.stride(), sizes)):
+                    strides[d], step = step, step * max(exact[d], 1)
+                return flat.as_strided(exact, strides, 0)
+
+            return cut
         return None if value is None or isinstance(value, Tensor) else lambda _, __: value
 
     def check(self, sizes: tuple[int, ...]) -> None:

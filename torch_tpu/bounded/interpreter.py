@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, Max, Min, Mod, PythonMod, ToFloat
 
 from torch_tpu.bounded import layout as lay
 from torch_tpu.bounded.layout import Dim, Layout, Sizes, Unbounded
@@ -72,13 +72,15 @@ class Context:
     def bounded(self, tree: Any) -> Any:
         return tree_map_only(Size, self.bound, tree)
 
-    def value(self, size: Any) -> Tensor | int:
-        """A size at run time: 0-d int64, or the number that it always is."""
+    def value(self, size: Any) -> Any:
+        """A size at run time: a 0-d tensor, int64 or float64, or the number that it always is."""
         expr = size.expr if isinstance(size, Size) else size
         if isinstance(expr, int):
             return expr
         if expr.is_Integer:
             return int(expr)
+        if expr.is_Float or expr.is_Rational:
+            return float(expr)
         if expr not in self._values:
             self._values[expr] = self._evaluated(expr)
         return self._values[expr]
@@ -102,6 +104,11 @@ class Context:
             for _ in range(int(expr.exp) - 1):
                 result = result * arguments[0]
             return result
+        if isinstance(expr, ToFloat):
+            return arguments[0].double() if isinstance(arguments[0], Tensor) else float(arguments[0])
+        if isinstance(expr, IntTrueDiv | FloatTrueDiv):
+            a, b = (x.double() if isinstance(x, Tensor) else float(x) for x in arguments)
+            return a / b
         binary = {FloorDiv: operator.floordiv, Mod: operator.mod, PythonMod: operator.mod}
         if type(expr) in binary:
             return binary[type(expr)](*arguments)

@@ -23,6 +23,10 @@ class Unbounded(Exception):
     """A graph cannot be traced with bounds: it is compiled for each size instead. The text says why."""
 
 
+class Uniform(tuple[sympy.Expr, ...]):
+    """A dimension along which all elements are equal, real or not: it agrees with any way to join its size."""
+
+
 def expression(size: Any) -> sympy.Expr:
     """The expression of an int or SymInt."""
     if isinstance(size, torch.SymInt):
@@ -68,6 +72,8 @@ def without_ones(dim: Dim) -> Dim:
 
 def agree(a: Dim, b: Dim) -> bool:
     """Whether two dimensions have their real elements in the same places."""
+    if isinstance(a, Uniform) or isinstance(b, Uniform):
+        return same(total(a), total(b))
     a, b = _joined(a), _joined(b)
     return len(a) == len(b) and all(map(same, a, b))
 
@@ -83,6 +89,14 @@ def _joined(dim: Dim) -> Dim:
     return tuple(out)
 
 
+def met(dims: Sequence[Dim]) -> Dim:
+    """The dimension of elements that come from all of ``dims``."""
+    first = next((dim for dim in dims if not isinstance(dim, Uniform)), dims[0])
+    if any(not agree(first, dim) for dim in dims):
+        raise Unbounded(f"sizes {total(first)} joined in different ways meet")
+    return first
+
+
 def broadcast(layouts: Sequence[Layout]) -> Layout:
     """The layout of an element-wise result."""
     rank = max((len(layout) for layout in layouts), default=0)
@@ -90,9 +104,7 @@ def broadcast(layouts: Sequence[Layout]) -> Layout:
     for d in range(rank):
         dims = [layout[d - rank + len(layout)] for layout in layouts if d - rank + len(layout) >= 0]
         wide = [dim for dim in dims if total(dim) != 1]
-        if any(not agree(wide[0], dim) for dim in wide[1:]):
-            raise Unbounded(f"sizes {total(wide[0])} joined in different ways meet")
-        out.append(wide[0] if wide else dims[0])
+        out.append(met(wide) if wide else dims[0])
     return tuple(out)
 
 

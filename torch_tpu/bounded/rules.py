@@ -75,11 +75,18 @@ def pointwise(c: Context, op: OpOverload, *args: Any, **kwargs: Any) -> Tensor:
     layout = lay.broadcast([layout_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
     if any(isinstance(x, Size) for x in tree_leaves(args)):
         op = getattr(op.overloadpacket, "Tensor", op)
-        args = tree_map_only(Size, c.value, args)
+        args = tree_map_only(Size, lambda s: _number(c, s), args)
     out = op(*args, **kwargs)
     if layout and out.shape != lay.padded(layout, c.bounds):
         return _simple(c, out)
     return give(out, layout)
+
+
+def _number(c: Context, size: Size) -> Any:
+    """A size among numbers: it takes the dtype of a floating result, as numbers do."""
+    value = c.value(size)
+    dtype = c.expected().dtype
+    return value.to(dtype) if isinstance(value, Tensor) and dtype.is_floating_point else value
 
 
 @rule(aten.native_dropout.default)
@@ -97,7 +104,9 @@ def filled(c: Context, op: OpOverload, size: Sequence[Any], *args: Any, **kwargs
         value = c.value(args[0])
         zeros = torch.zeros(c.bounded(size), dtype=c.expected().dtype, device="meta")
         return _simple(c, zeros + value)
-    return _simple(c, op(c.bounded(size), *args, **_on_meta(kwargs)))
+    out = op(c.bounded(size), *args, **_on_meta(kwargs))
+    equal = op not in (aten.rand.default, aten.randn.default)
+    return give(out, tuple(map(lay.Uniform, lay.simple(c.expected().shape)))) if equal else _simple(c, out)
 
 
 def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +179,7 @@ def expand(c: Context, op: OpOverload, x: Tensor, size: Sequence[Any], **kwargs:
     have = layout_of(x)
     lead = len(shape) - x.ndim
     layout = tuple(
-        (lay.expression(n),) if d < lead or lay.total(have[d - lead]) == 1 else have[d - lead]
+        lay.Uniform((lay.expression(n),)) if d < lead or lay.total(have[d - lead]) == 1 else have[d - lead]
         for d, n in enumerate(shape)
     )
     return give(x.expand(lay.padded(layout, c.bounds)), layout)
@@ -273,6 +282,13 @@ def cat(c: Context, op: OpOverload, tensors: Sequence[Tensor], dim: int = 0) -> 
     out = torch.empty(value.shape, dtype=value.dtype, device="meta")
     c.trace.bind(out, value)
     return give(out, layout)
+
+
+@rule(aten.stack.default)
+def stack(c: Context, op: OpOverload, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    layout = [*lay.broadcast([layout_of(t) for t in tensors])]
+    layout.insert(dim % (tensors[0].ndim + 1), (sympy.Integer(len(tensors)),))
+    return give(op(tensors, dim), tuple(layout))
 
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
@@ -443,20 +459,26 @@ def layer_norm_backward(
 # ---- products -------------------------------------------------------------------------------------------------------
 @rule(aten.mm.default, aten.bmm.default)
 def matmul(c: Context, op: OpOverload, a: Tensor, b: Tensor) -> Tensor:
+    layout, a, b = _factors(c, a, b)
+    return give(op(a, b), layout)
+
+
+def _factors(c: Context, a: Tensor, b: Tensor) -> tuple[Layout, Tensor, Tensor]:
+    """The layout of a product, and its factors with zeros where the sum meets what is not real."""
     left, right = layout_of(a), layout_of(b)
-    if not lay.agree(left[-1], right[-2]):
-        raise Unbounded("a product over sizes joined in different ways")
+    shared = lay.met([left[-1], right[-2]])
+    a = give(a.view(a.shape), (*left[:-1], shared))
+    b = give(b.view(b.shape), (*right[:-2], shared, right[-1]))
     layout = (*(lay.broadcast([left[:-2], right[:-2]])), left[-2], right[-1])
-    return give(op(c.masked(a, 0, [-1]), c.masked(b, 0, [-2])), layout)
+    return layout, c.masked(a, 0, [-1]), c.masked(b, 0, [-2])
 
 
 @rule(aten.addmm.default, aten.baddbmm.default)
 def addmm(c: Context, op: OpOverload, bias: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
     _no_sizes(kwargs)
-    left, right = layout_of(a), layout_of(b)
-    layout = (*(lay.broadcast([left[:-2], right[:-2]])), left[-2], right[-1])
+    layout, a, b = _factors(c, a, b)
     lay.broadcast([layout, layout_of(bias)])
-    return give(op(bias, c.masked(a, 0, [-1]), c.masked(b, 0, [-2]), **kwargs), layout)
+    return give(op(bias, a, b, **kwargs), layout)
 
 
 @rule(aten.convolution.default)
@@ -636,10 +658,13 @@ def index_(c: Context, op: OpOverload, x: Tensor, indices: Sequence[Tensor | Non
 def index_put(
     c: Context, op: OpOverload, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    if not accumulate or any(lay.is_open(layout_of(i)) for i in indices if i is not None) and values.ndim < max(
-        i.ndim for i in indices if i is not None
-    ):
+    given = [i for i in indices if i is not None]
+    if not accumulate or len(given) < len(indices):
         raise Unbounded("writes at indices of a number that changes")
+    written = (*lay.broadcast([layout_of(i) for i in given]), *layout_of(x)[len(given) :])
+    if values.ndim != len(written):
+        raise Unbounded("one value for indices of a number that changes")
+    lay.broadcast([written, layout_of(values)])
     return give(op(x, _indices(c, x, indices), c.zeroed(values), True), layout_of(x))
 
 
