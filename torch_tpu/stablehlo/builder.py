@@ -51,6 +51,7 @@ class Function:
         self._known: list[dict[str, tuple[Value, ...]]] = [{}]
         self._counter = 0
         self._indent = 4
+        #: Stands behind operations as ``loc(...)``: MLIR's spelling of where the user's program asks for them.
         self.location: str | None = None
         self.work = Work()
         #: text of further private functions of the module, by name
@@ -83,7 +84,7 @@ class Function:
         else:
             results = tuple(Value(f"{name}#{i}", t.shape, t.dtype, self) for i, t in enumerate(types))
             left = f"{name}:{len(types)}"
-        self._lines.append(" " * self._indent + f"{left} = {text}")
+        self._lines.append(" " * self._indent + f"{left} = {text}" + (f" loc({self.location})" if self.location else ""))
         if pure:
             self._known[-1][text] = results
         return results

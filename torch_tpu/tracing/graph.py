@@ -69,6 +69,15 @@ def label(node: Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def location(node: Node) -> str | None:
+    """The operator and the user's line of a node as MLIR spells them: ``"aten::sin"("model.py":12:0)``."""
+    path, _, line = user_line(node).rpartition(":")
+    if not line.isdigit():
+        return None
+    quoted = path.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{label(node)}"("{quoted}":{line}:0)'
+
+
 def build_graph(
     name: str,
     module: GraphModule,
@@ -109,7 +118,12 @@ def _outside_of_modes() -> Iterator[None]:
 
 
 class Interpreter:
-    """Runs graphs, one within another, inside a trace."""
+    """Runs graphs, one within another, inside a trace.
+
+    Args:
+        trace: The trace.
+        locations: Whether the text says of each operation which operator and line of the user's it is for.
+    """
 
     def __init__(self, trace: Tracer, locations: bool = False) -> None:
         self.trace = trace
@@ -144,10 +158,11 @@ class Interpreter:
 
     def _node(self, node: Node, args: Any, kwargs: Any) -> Any:
         before, self.node = self.trace.origin, node
+        place = self.trace.function.location
         line = user_line(node)
         self.trace.origin = f" in {label(node)}" + (f" ({line})" if line else "")
-        if self.locations and line:
-            self.trace.function.location = line
+        if self.locations:
+            self.trace.function.location = location(node) or place
         try:
             with self.trace.scoped_precision(_precision(node)):
                 return self.execute(node.target, args, kwargs)
@@ -156,7 +171,7 @@ class Interpreter:
         except Exception as error:
             raise CompileError(f"torch.compile on tpu: {error}{self._where(error)}") from error
         finally:
-            self.trace.origin = before
+            self.trace.origin, self.trace.function.location = before, place
 
     def _where(self, error: Exception) -> str:
         """The origin, unless the text has it."""
