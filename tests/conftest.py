@@ -10,6 +10,7 @@ import pytest
 _own = None
 if "TORCH_TPU_CACHE_DIR" not in os.environ:
     _own = os.environ["TORCH_TPU_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_tpu-tests-")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(_own, "inductor")  # AOTAutograd's cache is there
 os.environ.setdefault("TORCH_TPU_QUIET", "1")
 
 

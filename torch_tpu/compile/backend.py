@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torch_tpu.bounded.layout import Unbounded
 from torch_tpu.compile.graph import CompiledGraph, compiled, runnable
 from torch_tpu.compile.segments import split
 from torch_tpu.compile.settings import Settings
+from torch_tpu.lowering import registry
 
 _numbers = itertools.count()
 
@@ -59,8 +63,21 @@ def tpu(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    with functorch_config.patch(_AOT):
+    with functorch_config.patch(_AOT), torch.compiler.config.patch(cache_key_tag=_cache_tag(settings)):
         return backend(module, inputs)
+
+
+def _cache_tag(settings: Settings) -> str:
+    """Keeps what is in AOTAutograd's cache apart from what other sources or options of this package put there."""
+    return f"{torch.compiler.config.cache_key_tag}:torch_tpu:{registry.fingerprint()}:{_sources()}:{settings}"
+
+
+@functools.cache
+def _sources() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class _Compiler:

@@ -122,7 +122,7 @@ def names() -> list[str]:
 def _sources() -> str:
     digest = hashlib.sha256()
     root = Path(__file__).parent.parent
-    for folder in ("stablehlo", "lowering", "tracing"):
+    for folder in ("stablehlo", "lowering", "tracing", "bounded"):
         for path in sorted((root / folder).glob("*.py")):
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
