@@ -8,7 +8,7 @@ PY_DIRS := torch_tpu tests benchmarks examples setup.py
 # Downloads fail now and then on shared networks: ask again before giving up.
 PIP := $(PY) -m pip install --disable-pip-version-check --retries 10 --timeout 60
 
-.PHONY: venv build test conformance demo bench lint format clean
+.PHONY: venv build test conformance demo bench models lint format clean
 
 venv: $(VENV)/.installed
 
@@ -44,7 +44,13 @@ demo: build
 	$(PY) examples/train_digits.py --device tpu
 
 bench: build
-	for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script || exit 1; done
+	for script in $(filter-out benchmarks/models.py,$(wildcard benchmarks/*.py)); do \
+	  echo "== $$script"; $(PY) $$script || exit 1; done
+
+# Tiny models of Transformers' architectures against the CPU; hours, and it goes on where it was stopped.
+# ARGS="--models 'bert*' --checks forward" runs a part and leaves the table alone.
+models: build
+	$(PY) benchmarks/models.py $(or $(ARGS),--table docs/models.md)
 
 lint: venv
 	$(BIN)/ruff check $(PY_DIRS)
