@@ -7,7 +7,9 @@ loads nothing else: the plugin is loaded on first use.
 from __future__ import annotations
 
 import atexit
+import importlib
 import sys
+from typing import Any
 
 import torch
 
@@ -61,6 +63,7 @@ def _register() -> None:
 
     torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", tpu)
+    sys.modules["torch.tpu.compiler"] = tpu.compiler
     torch.backends.tpu = sys.modules["torch.backends.tpu"] = backends  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     lazy = vars(torch.nn.parameter)["UninitializedTensorMixin"]
@@ -76,6 +79,17 @@ def _register() -> None:
     attention_overrides.install()
     tpu._apply_environment()
     atexit.register(shutdown.run)
+
+
+#: What is loaded when it is first asked for, and where it is.
+_LAZY = {"show": "torch_tpu.compile.debug", "async_compile": "torch_tpu.compile.warm", "export": "torch_tpu.export"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'torch_tpu' has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name])
+    return module if _LAZY[name] == f"torch_tpu.{name}" else getattr(module, name)
 
 
 #: Why the device could not be registered, for _loader.load().

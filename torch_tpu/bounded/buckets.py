@@ -26,6 +26,7 @@ class Buckets:
         upper: The largest value that each may have, or None: ``mark_dynamic(..., max=n)`` gives one program up to it.
         guards: What must hold for sizes that the graph is valid for.
         count: How many buckets a range with a largest value is divided into.
+        step: Bounds are multiples of it; None: powers of two, or parts of the range.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class Buckets:
         upper: Sequence[int | None],
         guards: Sequence[sympy.Basic] = (),
         count: int = 1,
+        step: int | None = None,
     ) -> None:
         self.symbols = tuple(symbols)
         self.upper = tuple(upper)
         self.guards = tuple(guards)
         self.count = count
+        self.step = step
         self._chosen: dict[Sizes, Sizes] = {}
         self._used: list[Sizes] = []
         self._lock = threading.Lock()
@@ -80,6 +83,9 @@ class Buckets:
         return made
 
     def _bound(self, n: int, top: int | None) -> int:
+        if self.step is not None:
+            bound = -(-max(n, 1) // self.step) * self.step
+            return bound if top is None else min(bound, top)
         if top is not None:
             step = -(-top // self.count)
             return min(-(-max(n, 1) // step) * step, top)

@@ -7,6 +7,7 @@ import logging
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,7 +192,7 @@ class BoundedGraph:
         self.given = pair.layouts if is_backward else {}  # how inputs are laid out that are padded already
         self.identity = graph_identity(module)
         self._sizes = open_sizes(module)
-        self._programs: dict[tuple[int, ...], _Padded] = {}
+        self.programs: dict[tuple[int, ...], _Padded] = {}  # by bounds
         nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
         self._open_inputs = [
             (i, node.name, node.meta["val"])
@@ -219,8 +220,15 @@ class BoundedGraph:
             return cut
         return None if value is None or isinstance(value, Tensor) else lambda _, __: value
 
-    def check(self, sizes: tuple[int, ...]) -> None:
+    def sizes_of(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The open sizes of a call."""
+        return tuple(inputs[i] for i, _ in self._sizes)
+
+    def check(self, sizes: tuple[int, ...]) -> Future[Any]:
         """Traces the graph for sizes and compiles it in the background; notes how what it saves is laid out.
+
+        Returns:
+            The compile.
 
         Raises:
             Unbounded: Some operator has no bounded form.
@@ -228,7 +236,7 @@ class BoundedGraph:
         programs = self._programs_for(sizes)
         arguments = self._described(dict(zip((s for _, s in self._sizes), sizes, strict=True)), programs.bounds)
         try:
-            programs.ahead(arguments)
+            started = programs.ahead(arguments)
         except CompileError as error:
             if isinstance(error.__cause__, Unbounded):
                 raise error.__cause__ from None
@@ -236,6 +244,7 @@ class BoundedGraph:
         if self.visible < len(self._outputs):
             self.pair.traced = programs.saved or programs.traced(arguments)
             self.pair.layouts.update({name: layout_of(t) for name, t in self.pair.traced.items()})
+        return started
 
     def _described(self, sizes: lay.Sizes, bounds: lay.Sizes) -> list[Any]:
         """The inputs of a call, as far as the graph tells."""
@@ -260,14 +269,14 @@ class BoundedGraph:
         order = {str(s): i for i, (_, s) in enumerate(self._sizes)}
         asked = tuple(sizes[order[str(s)]] for s in buckets.symbols)
         chosen = buckets.choose(asked)
-        if chosen not in self._programs:
+        if chosen not in self.programs:
             known = dict(zip(map(str, buckets.symbols), chosen, strict=True))
             bounds = {s: known[str(s)] for _, s in self._sizes}
-            self._programs[chosen] = _Padded(self.name, self.module, self.identity, bounds, self.given, self.visible)
-        return self._programs[chosen]
+            self.programs[chosen] = _Padded(self.name, self.module, self.identity, bounds, self.given, self.visible)
+        return self.programs[chosen]
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        asked = tuple(inputs[i] for i, _ in self._sizes)
+        asked = self.sizes_of(inputs)
         programs = self._programs_for(asked)
         sizes = dict(zip((s for _, s in self._sizes), asked, strict=True))
         for i, name, value in self._open_inputs:

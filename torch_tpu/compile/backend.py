@@ -18,10 +18,24 @@ from torch.fx import GraphModule
 
 from torch_tpu.bounded.graph import BoundedGraph, Pair, hinted, make_buckets, open_sizes
 from torch_tpu.bounded.layout import Unbounded
-from torch_tpu.compile.graph import CompiledGraph, compiled, runnable
+from torch_tpu.compile.failures import eagerly, guarded, warn
+from torch_tpu.compile.graph import (
+    CompiledGraph,
+    Parts,
+    Programs,
+    artifact,
+    compiled,
+    note,
+    readable,
+    runnable,
+    traces,
+    wait,
+)
 from torch_tpu.compile.segments import split
 from torch_tpu.compile.settings import Settings
 from torch_tpu.lowering import registry
+from torch_tpu.programs.options import scope
+from torch_tpu.tracing.graph import CompileError
 
 _numbers = itertools.count()
 
@@ -63,7 +77,9 @@ def tpu(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    with functorch_config.patch(_AOT), torch.compiler.config.patch(cache_key_tag=_cache_tag(settings)):
+    caches = settings.serializable and settings.debug_callback is None
+    always = {} if caches else {"enable_autograd_cache": False, "strict_autograd_cache": False}
+    with functorch_config.patch({**_AOT, **always}), torch.compiler.config.patch(cache_key_tag=_cache_tag(settings)):
         return backend(module, inputs)
 
 
@@ -91,13 +107,31 @@ class _Compiler:
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         name = f"{self.settings.name or 'graph'}_{self.number}.{self.role}"
-        visible = self._visible(module)
-        if not open_sizes(module):
-            return CompiledGraph(name, module, compiled(name, module, inputs))
+        visible, is_backward = self._visible(module), self.role == "backward"
+        note(module, self.settings, is_backward)
+        if traces():
+            artifact("torchtpu_fx_graph", f"# {name}\n{readable(module)}")
+        try:
+            parts = self._parts(name, module, inputs, visible)
+            if not self.settings.async_compile:
+                wait(parts)
+        except CompileError as error:
+            if self.settings.fallback != "eager":
+                raise
+            warn(error)
+            self.pair.give_up(str(error))
+            parts = Parts(eagerly(module), [])
+        return CompiledGraph(name, module, {scope(): parts}, self.settings, self.pair, visible, is_backward)
+
+    def _parts(self, name: str, module: GraphModule, inputs: Sequence[Any], visible: int) -> Parts:
+        """What runs the graph; it starts to be compiled."""
         is_backward = self.role == "backward"
-        checked = self._bounded(name, module, visible)
-        run = runnable(name, module, self.pair, visible, is_backward, checked)
-        return CompiledGraph(name, module, run, self.pair, visible, is_backward)
+        if open_sizes(module):
+            checked = self._bounded(name, module, visible)
+            return runnable(name, module, self.settings, self.pair, visible, is_backward, checked)
+        programs: list[Programs] = []
+        run = compiled(name, module, inputs, programs)
+        return Parts(guarded(run, module, self.settings, self.pair, is_backward), programs)
 
     def _visible(self, module: GraphModule) -> int:
         """How many outputs the user sees; those after them are kept for the backward pass."""
@@ -111,6 +145,8 @@ class _Compiler:
         pair, is_backward = self.pair, self.role == "backward"
         if not is_backward and split(module) is None:
             pair.buckets = make_buckets(module, self.settings.num_dynamic_buckets)
+            if pair.buckets is not None:
+                pair.buckets.step = self.settings.bucket_size
         sizes = hinted(module)
         if pair.buckets is None or sizes is None:
             pair.give_up(pair.problem or "it leaves the device")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from torch_tpu.bounded.graph import BoundedGraph, Pair
 
 from torch_tpu import _C, config, platform
+from torch_tpu.compile.failures import explained, guarded
 from torch_tpu.compile.segments import CONSTANT_ELEMENTS, Runner, split
+from torch_tpu.compile.settings import Settings
 from torch_tpu.lowering import view
 from torch_tpu.programs import disk, options, stats
 from torch_tpu.programs.eager import CODE_OF_DTYPE, PRECISIONS, describe, make_program
@@ -41,27 +46,58 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(config.get("TORCH_TPU_COMPILE_THREADS") or None, "torch_tpu compile")
 
 
-def compiled(name: str, module: GraphModule, inputs: Sequence[Any] | None = None) -> Runnable:
+@dataclasses.dataclass(eq=False)
+class Notes:
+    """What the programs of a graph are told of it.
+
+    Attributes:
+        group: Whose programs they are compared with, to say why one was needed; default: their graph's.
+        stored: Whether the disk cache has them.
+        callback: Gets each program that is compiled: see the option ``debug_callback``.
+        saved: Programs that were compiled before, from a file (:mod:`torch_tpu.export`), by :meth:`Programs.mark`.
+    """
+
+    group: str = ""
+    stored: bool = True
+    callback: Callable[[Any], None] | None = None
+    saved: dict[str, tuple[Plan, Any]] = dataclasses.field(default_factory=dict)
+
+
+_notes: weakref.WeakKeyDictionary[GraphModule, Notes] = weakref.WeakKeyDictionary()
+
+
+def notes_of(module: GraphModule) -> Notes:
+    """The notes on a graph, which may be changed until its programs are made."""
+    return _notes.setdefault(module, Notes())
+
+
+def compiled(
+    name: str, module: GraphModule, inputs: Sequence[Any] | None = None, made: list[Programs] | None = None
+) -> Runnable:
     """What runs a graph: one program, or several with steps between them.
 
     Args:
         name: Stands in logs.
         module: The graph.
         inputs: Fake tensors; if given, what their sizes tell is compiled in the background from now on.
+        made: Gets what has the programs.
 
     Raises:
         CompileError: An operator has no program, as far as ``inputs`` tell.
     """
     with _disable_current_modes():  # constants are real tensors
-        return _compiled(name, module, inputs)
+        return _compiled(name, module, inputs, [] if made is None else made)
 
 
-def _compiled(name: str, module: GraphModule, inputs: Sequence[Any] | None) -> Runnable:
+def _compiled(name: str, module: GraphModule, inputs: Sequence[Any] | None, made: list[Programs]) -> Runnable:
     number = itertools.count()
 
     def program(part: GraphModule) -> Runnable:
+        notes = notes_of(module)
         part, constants = _lift(part)
+        _notes[part] = notes
         programs = Programs(f"{name}.{next(number)}" if segments else name, part)
+        made.append(programs)
         fakes = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
         arguments = predicted(fakes) if inputs is not None else None
         if arguments is not None:
@@ -88,18 +124,29 @@ class Programs:
 
     #: Whether integers among the inputs are operands; else they are part of a program.
     run_time_integers = False
+    #: How large open sizes are in the programs.
+    bounds: Mapping[Any, int] = MappingProxyType({})
 
     def __init__(self, name: str, module: GraphModule, identity: str = "") -> None:
         self.name = name
         self.module = module
-        self.identity = identity or graph_identity(module)
-        self.plans: list[Plan] = []
-        self._ahead: dict[str, Future[tuple[Plan, Any]]] = {}  # by disk key
+        self.options = options.scope()
+        self.identity = f"{identity or graph_identity(module)}{self.options or ''}"
+        self.notes = notes_of(module)
+        self.known: dict[str, tuple[list[Argument], str]] = {}  # inputs and precision of each program, by key
+        self._ahead: dict[str, Future[tuple[Plan, Any]]] = {}  # by key
         self._lock = threading.Lock()
         self.run = _C._Graph(name, self.obtain, self.run_time_integers)
 
     def key(self, arguments: Sequence[Argument], precision: str) -> str:
+        """The name of a program in the disk cache."""
         return disk.key_of(f"graph:{self.identity}", [*arguments], precision)
+
+    def mark(self, arguments: Sequence[Argument], precision: str) -> str:
+        """What tells a program from others of its graph, whatever the version of this package."""
+        spelled = sorted((str(s), n) for s, n in self.bounds.items())
+        stable = [disk.stable(a) for a in arguments]
+        return hashlib.sha256(repr((spelled, precision, self.options, stable)).encode()).hexdigest()
 
     def obtain(self, arguments: list[Any], precision: int) -> Any:
         """The program for inputs of a new geometry: compiled ahead, from the disk cache, or compiled now."""
@@ -119,41 +166,87 @@ class Programs:
                 self._ahead[key] = self._start([*arguments], level, key)
             return self._ahead[key]
 
+    def started(self) -> list[Future[tuple[Plan, Any]]]:
+        """Programs that are being compiled, or are compiled and not used yet."""
+        with self._lock:
+            return [*self._ahead.values()]
+
     def _make(self, arguments: list[Argument], level: str) -> tuple[Plan, Any]:
         return self._start(arguments, level, self.key(arguments, level)).result()
 
     def _start(self, arguments: list[Argument], level: str, key: str) -> Future[tuple[Plan, Any]]:
-        why = stats.reason(self.name, arguments)
+        why = self._reason(arguments, level)
         start = time.perf_counter()
-        if (entry := disk.load(key)) is not None:
+        if (entry := self._found(arguments, level, key)) is not None:
+            self.known[key] = arguments, level
             stats.record(self.name, "disk", 0.0, time.perf_counter() - start, why)
+            self._tell(arguments, level)
             done: Future[tuple[Plan, Any]] = Future()
             done.set_result(entry)
             return done
-        plan = self.build(arguments, level)
+        plan = self.build(arguments, level, locations=traces())
         traced = time.perf_counter()
+        self.known[key] = arguments, level
+        self._tell(arguments, level, plan.text)
 
         def compile_() -> tuple[Plan, Any]:
             begin = time.perf_counter()
-            executable = options.compile(plan)
-            disk.store(key, plan, executable)
+            try:
+                executable = options.compile(plan, self.options)
+            except _C.PjrtError as error:
+                raise explained(self, plan, arguments, level, error) from error
+            if self.notes.stored:
+                disk.store(key, plan, executable)
             stats.record(self.name, "compiled", traced - start, time.perf_counter() - begin, why)
             return plan, executable
 
         return _pool().submit(compile_)
 
-    def build(self, arguments: Sequence[Argument], level: str) -> Plan:
-        """The plan for inputs of a geometry; nothing is compiled."""
-        plan = build_graph(
+    def _found(self, arguments: list[Argument], level: str, key: str) -> tuple[Plan, Any] | None:
+        """A program that need not be compiled."""
+        if self.notes.saved and (saved := self.notes.saved.get(self.mark(arguments, level))) is not None:
+            return saved
+        return disk.load(key) if self.notes.stored else None
+
+    def _reason(self, arguments: list[Argument], level: str) -> str:
+        state: dict[str, Any] = {f"bound of {s}": n for s, n in self.bounds.items()}
+        state |= {"graph": self.identity, "precision": level}
+        if self.options:
+            state["compiler options"] = dict(self.options)
+        return stats.graph_reason(self.notes.group or self.name.partition("[")[0], state, arguments)
+
+    def _tell(self, arguments: list[Argument], level: str, text: str | None = None) -> None:
+        """Hands a new program to those who asked for it: the trace of ``TORCH_TRACE``, the user's callback."""
+        if traces():
+            shown = text if text is not None else self.build(arguments, level, locations=True).text
+            artifact("torchtpu_stablehlo_graph", f"// {self.name}\n{shown}")
+        if self.notes.callback is not None:
+            from torch_tpu.compile.debug import ProgramView
+
+            self.notes.callback(ProgramView(self, arguments, level))
+
+    def build(self, arguments: Sequence[Argument], level: str, locations: bool = False) -> Plan:
+        """The plan for inputs of a geometry; nothing is compiled.
+
+        Args:
+            arguments: The inputs.
+            level: The precision: ``medium``, ``high`` or ``highest``.
+            locations: Whether the text has the user's lines.
+        """
+
+        def interpreter(trace: Tracer) -> Interpreter:
+            made = self.interpreter(trace)
+            made.locations = locations
+            return made
+
+        return build_graph(
             self.name,
             self.module,
             arguments,
             precision=level,
             emulate_precision=platform.emulates_precision(),
-            interpreter=self.interpreter,
+            interpreter=interpreter,
         )
-        self.plans.append(plan)
-        return plan
 
     def interpreter(self, trace: Tracer) -> Interpreter:
         """What runs the graph in a trace."""
@@ -260,15 +353,84 @@ def _argument(t: torch.Tensor, position: int, slots: dict[int, int], bases: dict
     )  # fmt: skip
 
 
-@dataclasses.dataclass
+def traces() -> bool:
+    """Whether PyTorch writes a structured trace (``TORCH_TRACE``)."""
+    return bool(torch._logging._internal.trace_log.handlers)
+
+
+def artifact(name: str, text: str) -> None:
+    """Adds a text to the structured trace, where ``tlparse`` finds it."""
+    torch._logging.trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=lambda: text,
+        expect_trace_id=False,
+    )
+
+
+def readable(module: GraphModule) -> str:
+    """A graph as Python, with shapes, strides and devices."""
+    return module.print_readable(print_output=False, include_stride=True, include_device=True)
+
+
+def wait(parts: Parts) -> None:
+    """Waits for what is being compiled, and raises what is wrong with it."""
+    for programs in parts.all():
+        for started in programs.started():
+            started.result()
+
+
+@dataclasses.dataclass(eq=False)
+class Parts:
+    """What runs a graph under certain compiler options.
+
+    Attributes:
+        run: Takes the inputs and gives the outputs.
+        programs: Those by size, one entry per segment of the graph.
+        bounded: The graph with bounds, if it has open sizes.
+    """
+
+    run: Runnable
+    programs: list[Programs]
+    bounded: BoundedGraph | None = None
+
+    def all(self) -> list[Programs]:
+        """All that has programs."""
+        return [*self.programs, *(self.bounded.programs.values() if self.bounded is not None else ())]
+
+
+class Watcher:
+    """Sees the graphs that are compiled or called while it watches."""
+
+    def created(self, graph: CompiledGraph) -> None:
+        """A graph was compiled, or came from AOTAutograd's cache."""
+
+    def called(self, graph: CompiledGraph, inputs: list[Any]) -> None:
+        """A graph is about to run."""
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        _watchers.append(self)
+        try:
+            yield
+        finally:
+            _watchers.remove(self)
+
+
+_watchers: list[Watcher] = []
+_graphs: weakref.WeakValueDictionary[tuple[str, bool], CompiledGraph] = weakref.WeakValueDictionary()
+
+
+@dataclasses.dataclass(eq=False)
 class CompiledGraph(OutputCode):
     """What AOTAutograd calls with a list of inputs, which is emptied; it can be stored in AOTAutograd's cache.
 
     Attributes:
         name: Stands in logs.
         module: The graph; None while it is stored.
-        run: What runs it; None while it is stored.
-        pair: What it shares with the graph of the other pass, if it has open sizes.
+        parts: What runs it, by compiler options; empty while it is stored.
+        settings: The backend's options.
+        pair: What it shares with the graph of the other pass.
         visible: How many of its outputs, from the first, the user sees.
         is_backward: Whether it takes what the other graph saved.
         pickled: The graph, while it is stored.
@@ -276,27 +438,68 @@ class CompiledGraph(OutputCode):
 
     name: str
     module: GraphModule | None
-    run: Runnable | None
-    pair: Pair | None = None
+    parts: dict[options.Scope, Parts]
+    settings: Settings
+    pair: Pair
     visible: int = 0
     is_backward: bool = False
     pickled: bytes | None = None
 
     def __post_init__(self) -> None:
         self._boxed_call = True  # on the object: AOTAutograd's wrappers copy its attributes
+        self._announce()
+
+    def _announce(self) -> None:
+        (self.options, first), *_ = self.parts.items()
+        self.run = first.run
+        _graphs[self.pair.uid, self.is_backward] = self
+        for watcher in _watchers:
+            watcher.created(self)
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        assert self.run is not None
-        return self.run(inputs if isinstance(inputs, list) else [*inputs])
+        given = inputs if isinstance(inputs, list) else [*inputs]
+        for watcher in _watchers:
+            watcher.called(self, given)
+        if options.scopes_open or self.options:
+            return self._under(options.scope()).run(given)
+        return self.run(given)
+
+    def _under(self, scope: options.Scope) -> Parts:
+        """What runs the graph under the compiler options of the calling thread."""
+        if scope not in self.parts:
+            assert self.module is not None
+            self.parts[scope] = runnable(
+                self.name, self.module, self.settings, self.pair, self.visible, self.is_backward
+            )
+        return self.parts[scope]
+
+    def ahead(self, inputs: list[Any]) -> list[Future[Any]]:
+        """Starts to compile what a call with these inputs needs, as far as that is known before it runs."""
+        parts = self._under(options.scope())
+        if parts.bounded is not None and self.pair.buckets is not None:
+            return [parts.bounded.check(parts.bounded.sizes_of(inputs))]
+        assert self.module is not None
+        if split(self.module) is not None:
+            return []
+        constants = parts.programs[0].module  # large ones are further inputs
+        if len(inputs) != sum(n.op == "placeholder" for n in constants.graph.nodes):
+            return []
+        return [parts.programs[0].ahead(geometry(inputs))]
+
+    def other_pass(self) -> CompiledGraph | None:
+        """The backward graph of a forward graph, and the other way round."""
+        return _graphs.get((self.pair.uid, not self.is_backward))
 
     def prepare_for_serialization(self) -> None:
         from torch.fx._graph_pickler import GraphPickler, Options
 
-        self.pickled = GraphPickler.dumps(self.module, Options(ops_filter=None))
-        self.module = self.run = None
+        kept = ("val", "stack_trace", "custom", "partitioner_tag")
+        lines = Options(ops_filter=None, node_metadata_key_filter=lambda key: key in kept)
+        self.pickled = GraphPickler.dumps(self.module, lines)
+        self.module, self.parts, self.run, self.options = None, {}, _stored, ()
 
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
-        if self.run is None:
+        if not self.parts:
             from torch.fx._graph_pickler import GraphPickler
 
             assert self.pickled is not None
@@ -304,27 +507,50 @@ class CompiledGraph(OutputCode):
             module = GraphPickler.loads(self.pickled, mode)
             assert isinstance(module, GraphModule)
             self.module = module
-            if self.pair is not None:
-                self.pair = self.pair.known()
-            self.run = runnable(self.name, module, self.pair, self.visible, self.is_backward)
+            self.pair = self.pair.known()
+            known = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+            made = runnable(self.name, module, self.settings, self.pair, self.visible, self.is_backward, inputs=known)
+            self.parts = {options.scope(): made}
+            self._announce()
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         pass
 
 
+def _stored(_: list[Any]) -> list[Any]:
+    raise RuntimeError("This graph is as AOTAutograd's cache stores it; it was not made to run again.")
+
+
 def runnable(
     name: str,
     module: GraphModule,
-    pair: Pair | None,
+    settings: Settings,
+    pair: Pair,
     visible: int,
     is_backward: bool,
     checked: BoundedGraph | None = None,
-) -> Runnable:
-    """What runs a graph of which some sizes may be open. See :class:`CompiledGraph`."""
-    by_size = compiled(name, module)
-    if pair is None or pair.buckets is None:
-        return by_size
+    inputs: Sequence[Any] | None = None,
+) -> Parts:
+    """What runs a graph of which some sizes may be open. See :class:`CompiledGraph` and :func:`compiled`."""
+    note(module, settings, is_backward)
+    programs: list[Programs] = []
+    by_size = compiled(name, module, inputs, programs)
+    if pair.buckets is None:
+        return Parts(guarded(by_size, module, settings, pair, is_backward), programs)
     from torch_tpu.bounded.graph import BoundedGraph
 
     bounded = checked or BoundedGraph(name, module, pair, visible, is_backward)
-    return lambda given: (bounded if pair.buckets is not None else by_size)(given)
+
+    def run(given: list[Any]) -> list[Any]:
+        return (bounded if pair.buckets is not None else by_size)(given)
+
+    return Parts(guarded(run, module, settings, pair, is_backward), programs, bounded)
+
+
+def note(module: GraphModule, settings: Settings, is_backward: bool) -> None:
+    """Notes on a graph what its programs must know."""
+    notes = notes_of(module)
+    notes.stored, notes.callback = settings.serializable, settings.debug_callback
+    if (compile_id := torch._guards.CompileContext.current_compile_id()) is not None:
+        frame = getattr(compile_id, "frame_id", None)
+        notes.group = f"frame {frame}, {'backward' if is_backward else 'forward'}, {settings.name}"

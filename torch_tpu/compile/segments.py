@@ -163,7 +163,9 @@ def _needed(node: Node, levels: dict[Node, int], level: int) -> list[Node]:
 class Runner:
     """Runs the segments of a graph in order."""
 
-    def __init__(self, module: GraphModule, segments: Sequence[Segment], compile_: Callable[[GraphModule], Any]) -> None:
+    def __init__(
+        self, module: GraphModule, segments: Sequence[Segment], compile_: Callable[[GraphModule], Any]
+    ) -> None:
         nodes = [*module.graph.nodes]
         self._number = {node: i for i, node in enumerate(nodes)}
         self._placeholders = [self._number[n] for n in nodes if n.op == "placeholder"]

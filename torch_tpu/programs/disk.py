@@ -82,7 +82,7 @@ def _cpu_features() -> str:
     return next((line for line in text.splitlines() if line.startswith("flags")), "")
 
 
-def _stable(item: Any) -> Any:
+def stable(item: Any) -> Any:
     """A call's description without what is an operand: offsets and numbers."""
     if isinstance(item, TensorArgument):
         return tuple("" if f == "offset" else v for f, v in zip(item._fields, item, strict=True))
@@ -94,7 +94,7 @@ def _stable(item: Any) -> Any:
             *(_kind(v) if f == "value" else v for f, v in zip(item._fields, item, strict=True)),
         )
     if isinstance(item, list):
-        return [_stable(x) for x in item]
+        return [stable(x) for x in item]
     return (type(item).__name__, item)
 
 
@@ -106,7 +106,7 @@ def key_of(name: str, description: list[Any], precision: str) -> str:
     """The entry's name for one call."""
     digest = hashlib.sha256(_foundation())
     digest.update(registry.fingerprint().encode())
-    digest.update(repr((name, precision, options.identity(), [_stable(x) for x in description])).encode())
+    digest.update(repr((name, precision, options.identity(), [stable(x) for x in description])).encode())
     return digest.hexdigest()
 
 

@@ -7,12 +7,17 @@ Tiny arrays need no optimisation.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import re
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from torch_tpu import _C, platform
 
@@ -31,6 +36,14 @@ LARGE_ELEMENTS = 1 << 14
 #: own.
 LIGHT_ARGUMENTS = 24
 
+#: Compiler options in force on a thread: (name, value), sorted by name.
+Scope = tuple[tuple[str, Any], ...]
+
+#: Scopes that are open, on any thread: while there are none, nobody has to ask.
+scopes_open = 0
+_scopes_lock = threading.Lock()
+_SCOPE = "torch_tpu.compiler_options"  # in PyTorch's thread-local state, which backward passes get
+
 _excess_precision = False
 _unknown: set[str] = set()  # options that this process's plugin does not have
 
@@ -48,6 +61,36 @@ def set_allow_excess_precision(allowed: bool) -> None:
     if allowed != _excess_precision:
         _excess_precision = allowed
         _C._clear_table()
+
+
+class UnknownOption(ValueError):
+    """The plugin does not have a compiler option that the user has set."""
+
+
+def scope() -> Scope:
+    """The compiler options that the user has set on this thread."""
+    return torch._C._get_obj_in_tls(_SCOPE) if torch._C._is_key_in_tls(_SCOPE) else ()
+
+
+@contextlib.contextmanager
+def scoped(chosen: Mapping[str, bool | int | float | str]) -> Iterator[None]:
+    """Compiler options for what is compiled meanwhile on this thread; those of inner scopes count first."""
+    global scopes_open
+    for name, value in chosen.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"The name of a compiler option must be a string, got {name!r}.")
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError(f"The compiler option {name!r} must be a bool, int, float or str, got {value!r}.")
+    before = scope()
+    with _scopes_lock:
+        scopes_open += 1
+    torch._C._stash_obj_in_tls(_SCOPE, tuple(sorted({**dict(before), **chosen}.items())))
+    try:
+        yield
+    finally:
+        torch._C._stash_obj_in_tls(_SCOPE, before)
+        with _scopes_lock:
+            scopes_open -= 1
 
 
 def flags(plan: Plan) -> Flags:
@@ -89,9 +132,18 @@ def identity() -> str:
     return f"{_source()}:{_excess_precision}"
 
 
-def compile(plan: Plan) -> Any:
-    """Compiles a plan with its flags, without those that the plugin's version of XLA does not have."""
-    chosen = {name: value for name, value in flags(plan).items() if name not in _unknown}
+def compile(plan: Plan, custom: Scope = ()) -> Any:
+    """Compiles a plan with its flags, without those that the plugin's version of XLA does not have.
+
+    Args:
+        plan: What to compile.
+        custom: Options of the user's, which count before those that are chosen here.
+
+    Raises:
+        UnknownOption: The plugin does not have one of ``custom``.
+        PjrtError: XLA refuses the program.
+    """
+    chosen = {name: value for name, value in flags(plan).items() if name not in _unknown} | dict(custom)
     reload = platform.kind() == "cpu" and _elements(plan) <= LARGE_ELEMENTS  # it sheds its flags: cheaper to launch
     while True:
         try:
@@ -100,6 +152,10 @@ def compile(plan: Plan) -> Any:
             refused = re.search(r"No such compile option: '(\w+)'", str(error))
             if refused is None or refused[1] not in chosen:
                 raise
+            if refused[1] in dict(custom):
+                raise UnknownOption(
+                    f"The compiler option {refused[1]!r} is not known to this plugin ({platform.kind()})."
+                ) from None
             _unknown.add(refused[1])
             del chosen[refused[1]]
             log.info("torch_tpu: the plugin has no compile option %s; programs are compiled without it.", refused[1])

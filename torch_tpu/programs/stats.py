@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -63,6 +64,54 @@ def reason(op: str, description: list[Any]) -> str:
     if best is None:
         return "first call of the operator"
     return best[1] or "evicted from the memory table"
+
+
+def graph_reason(group: str, state: dict[str, Any], arguments: list[Any]) -> str:
+    """Why a compiled graph needed a program: what differs from the nearest one of the same function.
+
+    Args:
+        group: Programs of one group are compared: those of a captured function, or of its backward pass.
+        state: What else than the inputs decides: the graph, bounds of open sizes, precision, compiler options.
+        arguments: The inputs.
+    """
+    with _lock:
+        earlier = _seen.setdefault(group, [])
+        best: list[str] | None = None
+        for other_state, other_arguments in reversed(earlier[-_NEAREST:]):
+            found = _state_differences(state, other_state)
+            if not found or found == ["another graph of the function"]:
+                found = _input_differences(arguments, other_arguments) or found
+            if best is None or len(found) < len(best):
+                best = found
+        earlier.append((state, arguments))
+        del earlier[: -4 * _NEAREST]
+    if best is None:
+        return "first call of the function"
+    return "; ".join(best) or "evicted from the memory table"
+
+
+def _state_differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    found = []
+    for name in dict.fromkeys((*a, *b)):
+        if name == "graph" or a.get(name) == b.get(name):
+            continue
+        if name in a and name in b:
+            found.append(f"{name}: {_short(b[name])} became {_short(a[name])}")
+        else:
+            found.append(f"{name}: {_short(a[name])} is new" if name in a else f"{name}: {_short(b[name])} is gone")
+    return found or (["another graph of the function"] if a["graph"] != b["graph"] else [])
+
+
+def _input_differences(a: list[Any], b: list[Any]) -> list[str]:
+    """How the inputs differ: of each tensor what the user sees of it, its memory only if that is all."""
+    if len(a) != len(b):
+        return [f"number of inputs: {len(b)} became {len(a)}"]
+    found = []
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        of_one = _differences(x, y, f"argument {i}")
+        seen = [d for d in of_one if re.match(r"argument \d+ (dtype|sizes):", d)]
+        found += seen or of_one
+    return found
 
 
 def _differences(a: Any, b: Any, path: str = "argument") -> list[str]:

@@ -7,6 +7,7 @@ decomposition do, so a compiled function means what its operators mean one by on
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,13 +70,26 @@ def label(node: Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def location(node: Node) -> str | None:
+def origin(node: Node) -> str:
+    """Where a node comes from: the user's line, else the module of PyTorch's whose operator it is, or nothing."""
+    if line := user_line(node):
+        return line
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    *_, (path, kind) = (("", None), *stack.values())
+    name = re.sub(r"\['?(\w+)'?\]", r".\1", re.sub(r"^L\['\w+'\]|\._modules", "", str(path))).strip(".")
+    return f"{getattr(kind, '__name__', kind)} {name}".strip() if kind is not None else ""
+
+
+def location(node: Node) -> str:
     """The operator and the user's line of a node as MLIR spells them: ``"aten::sin"("model.py":12:0)``."""
     path, _, line = user_line(node).rpartition(":")
-    if not line.isdigit():
-        return None
-    quoted = path.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{label(node)}"("{quoted}":{line}:0)'
+    name = label(node) if line.isdigit() or not origin(node) else f"{label(node)} in {origin(node)}"
+    place = f"({_quoted(path)}:{line}:0)" if line.isdigit() else ""
+    return _quoted(name) + place
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def build_graph(
@@ -159,10 +173,10 @@ class Interpreter:
     def _node(self, node: Node, args: Any, kwargs: Any) -> Any:
         before, self.node = self.trace.origin, node
         place = self.trace.function.location
-        line = user_line(node)
+        line = origin(node)
         self.trace.origin = f" in {label(node)}" + (f" ({line})" if line else "")
         if self.locations:
-            self.trace.function.location = location(node) or place
+            self.trace.function.location = location(node) if line or place is None else place
         try:
             with self.trace.scoped_precision(_precision(node)):
                 return self.execute(node.target, args, kwargs)
