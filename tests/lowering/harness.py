@@ -146,7 +146,10 @@ def run(
     raw = _compiled(plan.text).run(inputs)
     outputs = []
     for array, output in zip(raw, plan.outputs, strict=True):
-        t = torch.from_numpy(np.array(array, copy=True))
+        array = np.array(array, copy=True)
+        if array.dtype.kind == "V":  # NumPy knows bfloat16 by name where ml_dtypes is installed; PyTorch does not
+            array = array.view(f"uint{8 * array.itemsize}")
+        t = torch.from_numpy(array)
         outputs.append(t.view(torch.bfloat16) if output.type.dtype == torch.bfloat16 else t)
 
     def result(r: Any) -> Any:
