@@ -16,11 +16,9 @@ from torch.utils._pytree import tree_map
 
 from zoo import inputs as making
 from zoo.entries import Entry
-from zoo.tiny import configuration
+from zoo.tiny import SCALES, Scale, configuration
 
 CHECKS = ("forward", "backward", "generate", "compiled", "compiled_backward")
-#: Widths are fixed first, then divided, then left alone, until the model can be built and run.
-DIVISORS = (0, 8, 2)
 _MOST_PARAMETERS = 60_000_000
 #: Differences relative to the largest value that count as the same.
 _TOLERANCE = {"forward": 2e-4, "backward": 2e-3}
@@ -77,11 +75,11 @@ def _lively(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _build(entry: Entry, divisor: int) -> tuple[torch.nn.Module, dict[str, Any]]:
+def _build(entry: Entry, scale: Scale) -> tuple[torch.nn.Module, dict[str, Any]]:
     import transformers
 
     cls = getattr(transformers, entry.cls)
-    config = configuration(entry.architecture, divisor)
+    config = configuration(entry.architecture, scale)
     with torch.device("meta"):
         size = sum(p.numel() for p in cls._from_config(copy.deepcopy(config)).parameters())
     if size > _MOST_PARAMETERS:
@@ -102,10 +100,10 @@ def build(entry: Entry) -> tuple[torch.nn.Module, dict[str, Any]]:
 
         return other(entry.library, entry.architecture)
     complaints = []
-    for divisor in DIVISORS:
+    for scale in SCALES:
         try:
             with SameRandom():
-                return _build(entry, divisor)
+                return _build(entry, scale)
         except Exception as error:
             complaints.append(f"{type(error).__name__}: {error}" + _where(error))
     raise NotOnCpu(complaints[0])

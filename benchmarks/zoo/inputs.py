@@ -81,10 +81,11 @@ def _pixels(config: Any) -> list[torch.Tensor]:
     videos = _noise(BATCH, frames, channels, height, width)
     if find(config, "tubelet_size", "num_frames") is not None:
         return [videos, *images]
-    single = _noise(BATCH, 1, channels, height, width)
+    single, pair = _noise(BATCH, 1, channels, height, width), _noise(BATCH, 2, channels, height, width)
     return [
         *images,
         single,
+        pair,
         videos,
         _noise(BATCH, channels, 64, 64),
         _noise(BATCH, channels, 224, 224),
@@ -113,6 +114,12 @@ def _features(config: Any) -> list[torch.Tensor]:
         _noise(BATCH, 1, size, bins),
         _noise(BATCH, 1, 64, bins), _noise(BATCH, 64, 2 * bins), _noise(BATCH, 128, bins), _noise(BATCH, 64, 160),
     ]  # fmt: skip
+
+
+def _frames_mask(config: Any) -> list[torch.Tensor]:
+    """Nothing is padding, for each length of the features in :func:`_features`."""
+    lengths = dict.fromkeys(max(f.shape[1:]) for f in _features(config))
+    return [torch.ones(BATCH, n, dtype=torch.int64) for n in lengths]
 
 
 def _embeddings(config: Any) -> list[torch.Tensor]:
@@ -146,6 +153,9 @@ MAKERS: dict[str, Callable[[Any], list[Any]]] = {
     "audio_features": _features,
     "audio_values": _audio,
     "flattened_patches": lambda c: [torch.cat([_ints(0, 4, BATCH, 16, 2).float(), _noise(BATCH, 16, 768)], -1)],
+    "input_features_mask": _frames_mask,
+    "query_embeds": _embeddings,
+    "pixel_position_ids": lambda _: [_ints(0, 4, BATCH, 16, 2)],
     "hidden_states": _embeddings,
     "inputs_embeds": _embeddings,
     "inputs": lambda c: [_ids(c), *_pixels(c)],

@@ -14,6 +14,7 @@ from typing import Any
 
 from zoo import checks as checking
 from zoo.entries import Entry
+from zoo.others import import_timm
 
 
 class Results:
@@ -123,6 +124,23 @@ class Progress:
         print(f"\r\033[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
 
+def _preload() -> None:
+    """Imports what every child would, most of what its run would take; none of it starts the device."""
+    import torch._decomp
+    import torch._dynamo
+    import torch._inductor
+    import torch._refs  # noqa: F401
+    from transformers import BertModel, CLIPModel, GenerationMixin, LlamaForCausalLM, T5ForConditionalGeneration  # noqa: F401
+
+    import torch_tpu.programs.eager
+    import torch_tpu.tracing.program  # noqa: F401
+    from torch_tpu.lowering import registry
+
+    registry.load()
+    with contextlib.suppress(ImportError):
+        import_timm()
+
+
 def sweep(
     todo: list[tuple[Entry, list[str]]], results: Results, jobs: int, timeout: float, log: Path | None = None
 ) -> None:
@@ -130,6 +148,7 @@ def sweep(
     queue = list(reversed(todo))
     running: list[Child] = []
     progress = Progress(len(todo))
+    _preload()
     while queue or running:
         while queue and len(running) < jobs:
             running.append(Child(*queue.pop(), log))

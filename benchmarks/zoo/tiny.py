@@ -6,13 +6,28 @@ import contextlib
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from zoo.special import SETTINGS
 
 HIDDEN, HEADS, HEAD_DIM, LAYERS, VOCABULARY, IMAGE = 32, 4, 8, 2, 128, 32
 
-Rule = Callable[[int, int], int]  # from the value and the divisor of widths to a small value
+
+class Scale(NamedTuple):
+    """How widths become small: to a fixed size, or divided, with or without the number of heads.
+
+    Fixed sizes fit most architectures. Those whose widths depend on one another keep their proportions, and those that
+    expect a certain width of a head get fewer heads.
+    """
+
+    fixed: bool = True
+    widths: int = 1
+    heads: int = 1
+
+
+SCALES = (Scale(), Scale(False, 16, 16), Scale(False, 8, 1), Scale(False, 1, 1))
+
+Rule = Callable[[int, Scale], int]
 
 
 def _to(size: int) -> Rule:
@@ -20,19 +35,29 @@ def _to(size: int) -> Rule:
 
 
 def _width(size: int) -> Rule:
-    """A width becomes ``size``, or is divided where the divisor says that widths keep their proportions."""
-    return lambda value, divisor: min(value, size) if divisor == 0 else max(math.ceil(value / divisor), min(value, 4))
+    return lambda value, scale: min(value, size) if scale.fixed else max(math.ceil(value / scale.widths), min(value, 4))
 
 
-def _heads(value: int, divisor: int) -> int:
-    return min(value, HEADS) if divisor == 0 else value
+def _head_width(size: int) -> Rule:
+    def small(value: int, scale: Scale) -> int:
+        if scale.fixed:
+            return min(value, size)
+        return value if scale.heads > 1 else max(math.ceil(value / scale.widths), min(value, 4))
+
+    return small
 
 
-def _kv_heads(value: int, divisor: int) -> int:
-    return value if divisor else min(value, HEADS if value >= 32 else 2)
+def _heads(value: int, scale: Scale) -> int:
+    return min(value, HEADS) if scale.fixed else max(1, value // scale.heads)
 
 
-def _keep(value: int, _: int) -> int:
+def _kv_heads(value: int, scale: Scale) -> int:
+    if scale.fixed:
+        return min(value, HEADS if value >= 32 else 2)
+    return max(1, value // scale.heads)
+
+
+def _keep(value: int, _: Scale) -> int:
     return value
 
 
@@ -44,8 +69,9 @@ RULES: list[tuple[str, Rule]] = [
     ("num_conv.*layers num_feat.*layers num_hash.*layers num_stages.*", _keep),
     (".*vocab_size(_per_layer_input)? vocabulary_size n_vocab codebook_size", _to(VOCABULARY)),
     ("hidden_size_per_layer_input rank q_rank kv_rank", _width(16)),
-    ("rope_head_dim d_state state_size state_dim", _width(8)),
-    ("head_dim head_size d_kv d_head v_head_dim qk_nope_head_dim key_dim value_head_dim kv_channels", _width(HEAD_DIM)),
+    ("qk_head_dim", _head_width(2 * HEAD_DIM)),
+    ("d_state state_size state_dim", _width(8)),
+    ("head_dim head_size d_kv d_head key_dim kv_channels attention_head_size", _head_width(HEAD_DIM)),
     ("index_topk index_n_heads", _to(4)),
     ("mamba_(n_heads|num_heads) chunk_size.* chunk_length", _to(8)),
     ("intermediate_(size|dim) ffn_dim ffn_hidden_size n_inner mlp_dim d_ff feedforward_dim ff_dim", _width(64)),
@@ -75,10 +101,10 @@ _LAYER_LISTS = re.compile(r".*(layers_block_type|layers_type|layer_type|_pattern
 _KNOWN_TOKENS = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, sep_token_id=2)
 
 
-def _number(name: str, value: int, divisor: int) -> int:
+def _number(name: str, value: int, scale: Scale) -> int:
     for pattern, rule in _COMPILED:
         if pattern.fullmatch(name):
-            return rule(value, divisor)
+            return rule(value, scale)
     return value
 
 
@@ -90,12 +116,11 @@ class Shrinker:
     """Makes one configuration small, in place.
 
     Args:
-        divisor: 0 sets every width to a fixed size; otherwise widths are divided by it and keep their proportions;
-            1 leaves them.
+        scale: What becomes of widths and heads.
     """
 
-    def __init__(self, divisor: int) -> None:
-        self._divisor = divisor
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
         self._next_token = VOCABULARY - 28
 
     def shrink(self, config: Any) -> Any:
@@ -145,7 +170,7 @@ class Shrinker:
             return min(value, IMAGE)
         if name == "patch_size":
             return 8 if value >= 8 else value
-        return _number(name, value, self._divisor)
+        return _number(name, value, self._scale)
 
     def _token(self, name: str, value: int) -> int:
         """A token's number within the vocabulary; special tokens get numbers of their own at its end."""
@@ -170,14 +195,16 @@ class Shrinker:
             return [min(v, IMAGE) for v in value]
         if name in ("depths", "layer_depths", "num_blocks", "encoder_num_layers"):
             return [min(v, 1) if len(value) > 2 else min(v, LAYERS) for v in value]
-        if "section" in name:
-            return _section(value, HEAD_DIM // 2)
+        if "section" in name and self._scale.fixed:
+            return self._sections(value)
         if name == "conv_dim" or (len(set(value)) == 1 and value[0] >= 64):
             return [min(v, HIDDEN) for v in value]
-        if re.search(r"ind(ex|ic|exes)|feature_layer|_layers?$", name):
+        if re.search(r"ind(ex|ic)|feature_layer|(cross_attention|global_attn|out)_layers$", name):
             return [v for v in value if v < LAYERS] or value[:1]
-        if re.search(r"hidden_size|dims?$|channels|width|embed|filters", name) and max(value) >= 64:
-            divisor = max(1, max(value) // 64)
+        if re.search(r"(heads|groups)$", name) and self._scale.fixed and max(value) < 64:
+            return [min(v, 2) for v in value]
+        if re.search(r"hidden_size|dims?$|width|embed|filters", name) and max(value) >= 64:
+            divisor = max(1, max(value) // 64) if self._scale.fixed else self._scale.widths
             return [max(8, v // divisor // 8 * 8) if v >= 16 else v for v in value]
         return value
 
@@ -186,11 +213,14 @@ class Shrinker:
             return value
         small = {k: self._dict(name, v) if isinstance(v, dict) else v for k, v in value.items()}
         if "mrope_section" in small:
-            small["mrope_section"] = _section(small["mrope_section"], HEAD_DIM // 2)
+            small["mrope_section"] = self._sections(small["mrope_section"])
         for key in ("long_factor", "short_factor"):
-            if key in small:
+            if key in small and self._scale.fixed:
                 small[key] = small[key][: HEAD_DIM // 2]
         return small
+
+    def _sections(self, value: list[int]) -> list[int]:
+        return _section(value, HEAD_DIM // 2) if self._scale.fixed else value
 
 
 def _section(value: list[int], total: int) -> list[int]:
@@ -218,12 +248,12 @@ def default(model_type: str) -> Any:
     return settings["build"](CONFIG_MAPPING) if "build" in settings else kind()
 
 
-def configuration(model_type: str, divisor: int = 0) -> Any:
+def configuration(model_type: str, scale: Scale = SCALES[0]) -> Any:
     """A small configuration of the architecture."""
     settings = SETTINGS.get(model_type, {})
-    config = Shrinker(divisor).shrink(default(model_type))
+    config = Shrinker(scale).shrink(default(model_type))
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 1
     for path, value in settings.get("set", {}).items():
-        _assign(config, path, value)
+        _assign(config, path, value(config) if callable(value) else value)
     return config
