@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import time
 import warnings
@@ -42,6 +43,8 @@ def _place(programs: Programs, plan: Plan, arguments: Sequence[Argument], level:
         located = programs.build(arguments, level, locations=True)
     except Exception:  # it did not fail before: the error at hand is what counts
         return ""
+    if " loc(" in plan.text:  # where XLA finds the error in the text is what tells its operator
+        error = _refused(programs.build(arguments, level), programs.options) or error
     if line := re.search(r"^-:(\d+):", _message(error), re.MULTILINE):
         return _at_line(located.text, int(line[1]))
     if found := _in_message(located, programs.options):
@@ -67,16 +70,17 @@ def _spelled(operator: str, path: str | None, line: str | None) -> str:
 
 def _in_message(located: Plan, scope: options.Scope) -> str:
     """What the same error says of a text with locations."""
+    error = str(_refused(located, scope) or "")
+    found = _LOCATION.search(error) or _NAMED.search(error)
+    return _spelled(*found.groups()) if found is not None else ""
+
+
+def _refused(plan: Plan, scope: options.Scope) -> Exception | None:
     try:
-        options.compile(located, scope)
+        options.compile(plan, scope)
     except _C.PjrtError as error:
-        if found := _LOCATION.search(str(error)):
-            return _spelled(*found.groups())
-        if named := _NAMED.search(str(error)):
-            return _spelled(*named.groups())
-        if named := re.search(r'"([^"]+)":(\d+):\d+: error', str(error)):
-            return f"the operator at {named[1]}:{named[2]}"
-    return ""
+        return error
+    return None
 
 
 def _searched(programs: Programs, arguments: Sequence[Argument], level: str) -> str:
@@ -94,19 +98,18 @@ def _searched(programs: Programs, arguments: Sequence[Argument], level: str) -> 
             high = middle
     if low < high or not nodes:
         return ""
-    line = origin(nodes[low])
-    return label(nodes[low]) + (f" ({line})" if line else "")
+    culprit = nodes[low]
+    if culprit.target is operator.getitem:  # what made the tuple was not used before
+        culprit = culprit.all_input_nodes[0]
+    line = origin(culprit)
+    return label(culprit) + (f" ({line})" if line else "")
 
 
 def _compiles(programs: Programs, nodes: Sequence[Node], arguments: Sequence[Argument], level: str) -> bool:
     from torch_tpu.compile.graph import Programs as Fresh
 
     part = Fresh("part", _beginning(programs.module, nodes))
-    try:
-        options.compile(part.build(arguments, level), programs.options)
-    except _C.PjrtError:
-        return False
-    return True
+    return _refused(part.build(arguments, level), programs.options) is None
 
 
 def _beginning(module: GraphModule, nodes: Sequence[Node]) -> GraphModule:

@@ -551,6 +551,16 @@ def note(module: GraphModule, settings: Settings, is_backward: bool) -> None:
     """Notes on a graph what its programs must know."""
     notes = notes_of(module)
     notes.stored, notes.callback = settings.serializable, settings.debug_callback
-    if (compile_id := torch._guards.CompileContext.current_compile_id()) is not None:
-        frame = getattr(compile_id, "frame_id", None)
-        notes.group = f"frame {frame}, {'backward' if is_backward else 'forward'}, {settings.name}"
+    if (function := _captured_function()) is not None:
+        notes.group = f"{function}, {'backward' if is_backward else 'forward'}, {settings.name}"
+
+
+def _captured_function() -> str | None:
+    """The function that Dynamo is capturing on this thread, or the part of it after a graph break."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase, tls
+
+    translator = getattr(tls, "current_tx", None)
+    if not isinstance(translator, InstructionTranslatorBase):
+        return None
+    code = translator.f_code
+    return f"{code.co_filename}:{code.co_firstlineno} {code.co_name}"

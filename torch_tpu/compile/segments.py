@@ -115,14 +115,17 @@ def _uploads(node: Node) -> bool:
 
 
 def _is_opaque(op: OpOverload) -> bool:
-    """Whether an operator runs by itself: a custom one without a rule, or one whose result sizes depend on data."""
+    """Whether an operator runs by itself: a custom one that has a kernel and no rule, or one of the host's."""
     name = op.name()
     if name.removeprefix("aten::") in HOST_COMPOSITES or fallback.allowed(name):
         return True
     if op.namespace in ("aten", "prims", "prim", "torchvision"):
         return False
     keys = torch._C.DispatchKey
-    return op_info(op).rule is None and not op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd)
+    if op_info(op).rule is not None or op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
+        return False
+    kernels = (keys.PrivateUse1, keys.AutogradPrivateUse1, keys.CompositeExplicitAutograd, keys.BackendSelect)
+    return any(map(op.has_kernel_for_dispatch_key, kernels))  # without one it is refused when it is traced
 
 
 def _segment(module: GraphModule, levels: dict[Node, int], level: int) -> Segment:

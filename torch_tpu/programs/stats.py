@@ -87,7 +87,7 @@ def graph_reason(group: str, state: dict[str, Any], arguments: list[Any]) -> str
         del earlier[: -4 * _NEAREST]
     if best is None:
         return "first call of the function"
-    return "; ".join(best) or "evicted from the memory table"
+    return "; ".join(best) or "the same again: it was evicted from the memory table, or its function captured anew"
 
 
 def _state_differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
