@@ -280,6 +280,18 @@ def test_grouped_mm(dtype: torch.dtype, case: str) -> None:
     close(torch._grouped_mm(*on_tpu((x, y)), offs=on_tpu(offs)), grouped_reference(x.float(), y.float()), dtype)
 
 
+def test_grouped_mm_compiles_in_float32() -> None:
+    x, y = torch.randn(8, 4), torch.randn(3, 4, 8)
+    offs = torch.tensor([2, 5, 8], dtype=torch.int32)
+    results = []
+    for device, wrap in (("cpu", lambda f: f), ("tpu", torch.compile)):
+        leaves = [t.detach().to(device).requires_grad_() for t in (x, y)]
+        result = wrap(lambda x, y, offs: torch._grouped_mm(x, y, offs=offs).pow(2))(*leaves, offs.to(device))
+        result.sum().backward()
+        results.append([result.detach().cpu(), *(t.grad.cpu() for t in leaves)])
+    torch.testing.assert_close(results[1], results[0], rtol=0.02, atol=0.1)
+
+
 def test_grouped_mm_gradients_are_the_cpus() -> None:
     offs = torch.tensor([3, 3, 16], dtype=torch.int32)
     x, y = (torch.randn(shape).bfloat16() for shape in GROUPED["2x3"])

@@ -235,3 +235,4 @@ def test_histogram(bounds: tuple[float, float]) -> None:
 def test_histc_counts_integers_as_cuda_does() -> None:
     x = torch.tensor([0, 1, 1, 3], dtype=torch.int32, device="tpu")
     assert torch.histc(x, 4, 0, 3).tolist() == [1, 2, 0, 1] and torch.histc(x, 4, 0, 3).dtype == torch.int32
+    assert torch.compile(lambda x: torch.histc(x, 4, 0, 3) * 2)(x).tolist() == [2, 4, 0, 2]

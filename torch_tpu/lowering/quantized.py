@@ -304,7 +304,7 @@ def _grouped_shape(x: Tensor, y: Tensor, offs: Tensor | None) -> tuple[int, ...]
     return x.shape[-2], y.shape[-1]
 
 
-def _grouped_mm_meta(
+def grouped_mm_meta(
     x: Tensor, y: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     torch._check(
@@ -346,7 +346,7 @@ def _grouped(x: Value, y: Value, offs: Value | None) -> Value:
     return total
 
 
-@lower("_grouped_mm", meta=_grouped_mm_meta)
+@lower("_grouped_mm", meta=grouped_mm_meta)
 def grouped_mm(
     x: Value, y: Value, offs: Value | None = None, bias: Value | None = None, dtype: torch.dtype | None = None, *,
     result: list[Type],
