@@ -98,7 +98,11 @@ def build(entry: Entry) -> tuple[torch.nn.Module, dict[str, Any]]:
     if entry.library != "transformers":
         from zoo.others import build as other
 
-        return other(entry.library, entry.architecture)
+        try:
+            model, given = other(entry.library, entry.cls)
+            return _lively(model).eval(), given
+        except Exception as error:
+            raise NotOnCpu(f"{type(error).__name__}: {error}" + _where(error)) from error
     complaints = []
     for scale in SCALES:
         try:
@@ -143,6 +147,16 @@ def _loss(result: Any) -> torch.Tensor:
     return total
 
 
+def _moved(model: torch.nn.Module, target: Any) -> torch.nn.Module:
+    """A copy of the model on another device or in another dtype, with tensors that it kept from its run here."""
+    model = copy.deepcopy(model).to(target)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and (value.is_floating_point() or not isinstance(target, torch.dtype)):
+                setattr(module, name, value.to(target))
+    return model
+
+
 class Run:
     """One model on one device and in one way."""
 
@@ -150,7 +164,9 @@ class Run:
         self.model = model
         self._given = tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, given)
         self._device = device
-        self._call: Callable[..., Any] = torch.compile(model) if compiled else model
+        self._call: Callable[..., Any] = model
+        if compiled:
+            self._call = model.compiled() if hasattr(model, "compiled") else torch.compile(model)
 
     def forward(self) -> list[torch.Tensor]:
         """The result of a call without gradients."""
@@ -240,7 +256,7 @@ class Checker:
 
     def _tpu(self, compiled: bool = False) -> Run:
         if self._device is None:
-            self._device = copy.deepcopy(self._model).to("tpu")
+            self._device = _moved(self._model, "tpu")
         return Run(self._device, self._inputs, "tpu", compiled)
 
     def _double(self) -> Run:
@@ -249,7 +265,7 @@ class Checker:
             wide = tree_map(
                 lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, self._inputs
             )
-            self._wide = Run(copy.deepcopy(self._model).double(), wide, "cpu")
+            self._wide = Run(_moved(self._model, torch.float64), wide, "cpu")
         return self._wide
 
     def _judged(self, kind: str, call: Callable[[Run], Any], compiled: bool) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _transformers() -> list[Entry]:
 def _others() -> list[Entry]:
     from zoo.others import MODELS
 
-    return [Entry(library, architecture, "", False) for library, architecture in MODELS]
+    return [Entry(library, library, name, False) for library, name in MODELS]
 
 
 def entries(patterns: list[str]) -> list[Entry]:
