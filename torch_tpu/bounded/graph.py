@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import logging
 import uuid
 import weakref
@@ -17,16 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from torch_tpu import _C
 from torch_tpu.bounded import layout as lay
 from torch_tpu.bounded.buckets import Buckets
-from torch_tpu.bounded.interpreter import BoundedInterpreter, Context, layout_of
+from torch_tpu.bounded.interpreter import BoundedInterpreter, Context, compacted, layout_of
 from torch_tpu.bounded.layout import Layout, Unbounded
 from torch_tpu.compile.graph import Programs, geometry, graph_identity
 from torch_tpu.tracing.graph import CompileError, Interpreter
 from torch_tpu.tracing.program import NumberArgument
 from torch_tpu.tracing.tracer import Tracer
 
-#: Bytes of an input up to which it is padded on the host, which compiles nothing.
+#: Bytes of an input up to which it gets its room on the host, which compiles nothing.
 HOST_BYTES = 1 << 20
 
 
@@ -109,6 +111,8 @@ class _Exact(BoundedInterpreter):
             elif i < self.visible:
                 returned.append(self.trace.run(_compact, self.context, value, node.meta["val"]))
             else:
+                if value.untyped_storage()._cdata in self.flat:  # a window on an input
+                    value._torch_tpu_base = (value.untyped_storage().nbytes() // value.itemsize,)  # type: ignore[attr-defined]
                 self.saved[node.name] = value
                 returned.append(value)
         return returned
@@ -130,26 +134,7 @@ def _compact(c: Context, t: Tensor, expected: Tensor) -> Tensor:
     """The real elements of ``t`` in their memory order, flat, and garbage after them."""
     order = _memory_order(expected.stride(), c.bounds)
     factors = [e for d in order for e in layout_of(t)[d]]
-    flat = t.permute(order).reshape(-1)
-    opened = [i for i, e in enumerate(factors) if e.free_symbols]
-    last = opened[-1]
-    if all(e == 1 for e in factors[:last]):  # a prefix already
-        return flat
-    outer = factors[: last + 1]
-    bounds = [lay.value_of(e, c.bounds) for e in outer]
-    rows = 1
-    for n in bounds:
-        rows *= n
-    at = torch.arange(rows, device="meta")
-    source: Any = 0
-    stride = 1
-    for e, bound in zip(reversed(outer[1:]), reversed(bounds[1:]), strict=True):
-        real = c.value(e)
-        source = source + (at % real) * stride
-        at = at // real
-        stride *= bound
-    source = (source + at * stride).clamp(0, rows - 1)
-    return flat.view(rows, -1).index_select(0, source).reshape(-1)
+    return compacted(c, t.permute(order), factors)
 
 
 class _Padded(Programs):
@@ -254,6 +239,8 @@ class BoundedGraph:
             if isinstance(value, Tensor):
                 layout = self.given.get(node.name) or lay.simple(value.shape)
                 shape = lay.padded(layout, bounds)
+                if node.name not in self.given and _opens(value):
+                    shape = (math.prod(shape),)
                 saved = self.pair.traced.get(node.name) if node.name in self.given else None
                 value = saved if saved is not None else torch.empty(shape, dtype=value.dtype, device="meta")
             inputs.append(value)
@@ -280,8 +267,8 @@ class BoundedGraph:
         programs = self._programs_for(asked)
         sizes = dict(zip((s for _, s in self._sizes), asked, strict=True))
         for i, name, value in self._open_inputs:
-            layout = self.given.get(name) or lay.simple(value.shape)
-            inputs[i] = _pad(inputs[i], lay.padded(layout, programs.bounds), name in self.given)
+            if name not in self.given:
+                inputs[i] = _flat(inputs[i], math.prod(lay.padded(lay.simple(value.shape), programs.bounds)))
         outputs = programs.run(inputs)
         return [
             value if finish is None else finish(value, sizes)
@@ -293,12 +280,14 @@ def _opens(t: Tensor) -> bool:
     return any(isinstance(n, torch.SymInt) for n in t.shape)
 
 
-def _pad(t: Tensor, shape: tuple[int, ...], is_padded: bool) -> Tensor:
-    """``t``, which nobody will write, with garbage up to ``shape``."""
-    if is_padded or t.shape == shape:
-        return t
-    amounts = [n for have, want in zip(reversed(t.shape), reversed(shape), strict=True) for n in (0, want - have)]
+def _flat(t: Tensor, count: int) -> Tensor:
+    """The elements of ``t``, which nobody will write, at the beginning of a flat array of ``count``.
+
+    That is how the outputs of other programs with the same bounds lie in memory.
+    """
+    if t.is_contiguous() and t.storage_offset() == 0 and _C._array_shape(t) == [count]:
+        return t.detach().as_strided((count,), (1,))
     with torch.no_grad():
         if t.numel() * t.itemsize <= HOST_BYTES:
-            return F.pad(t.detach().cpu(), amounts).to(t.device)
-        return F.pad(t.detach(), amounts)
+            return F.pad(t.detach().cpu().reshape(-1), (0, count - t.numel())).to(t.device)
+        return F.pad(t.detach().reshape(-1), (0, count - t.numel()))

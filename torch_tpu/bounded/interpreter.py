@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -170,6 +171,47 @@ class Context:
         return value if index is None else value[index]
 
 
+def _rows(c: Context, factors: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], list[int], int]:
+    """The factors up to the last open one, their bounds, and how many rows they make."""
+    opened = [i for i, e in enumerate(factors) if e.free_symbols]
+    outer = [*factors[: opened[-1] + 1]] if opened else []
+    bounds = [lay.value_of(e, c.bounds) for e in outer]
+    return outer, bounds, math.prod(bounds)
+
+
+def _moved(at: Tensor, by: Sequence[Any], to: Sequence[Any]) -> Tensor:
+    """Positions counted in the mixed radix ``by``, counted in ``to``; both outermost first."""
+    result: Any = 0
+    stride: Any = 1
+    for have, want in zip(reversed(by[1:]), reversed(to[1:]), strict=True):
+        result = result + (at % have) * stride
+        at = at // have
+        stride = stride * want
+    return result + at * stride
+
+
+def compacted(c: Context, t: Tensor, factors: Sequence[sympy.Expr]) -> Tensor:
+    """The real elements of a padded array, whose dimensions are ``factors``, flat, and garbage after them."""
+    outer, bounds, rows = _rows(c, factors)
+    if all(e == 1 for e in outer[:-1]):  # a prefix already
+        return t.reshape(-1)
+    real = [c.value(e) for e in outer]
+    source = _moved(torch.arange(rows, device="meta"), real, bounds).clamp(0, rows - 1)
+    return t.reshape(rows, -1).index_select(0, source).reshape(-1)
+
+
+def spread(c: Context, flat: Tensor, layout: Layout) -> Tensor:
+    """The padded array of what :func:`compacted` gave."""
+    factors = [e for dim in layout for e in dim]
+    shape = lay.padded(layout, c.bounds)
+    outer, bounds, rows = _rows(c, factors)
+    if all(e == 1 for e in outer[:-1]):
+        return flat.view(shape)
+    real = [c.value(e) for e in outer]
+    source = _moved(torch.arange(rows, device="meta"), bounds, real).clamp(0, rows - 1)
+    return flat.view(rows, -1).index_select(0, source).view(shape)
+
+
 class BoundedInterpreter(Interpreter):
     """The interpreter of graphs with open sizes. Integers among the inputs are :class:`ScalarOperand`.
 
@@ -184,6 +226,7 @@ class BoundedInterpreter(Interpreter):
         self.bounds = bounds
         self.given = layouts
         self.outputs: list[Any] = []
+        self.flat: set[int] = set()  # the storages of inputs that are flat
 
     def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
         from torch_tpu.bounded import rules  # noqa: F401
@@ -197,10 +240,16 @@ class BoundedInterpreter(Interpreter):
                 if isinstance(expected.node.expr, sympy.Symbol):
                     operands[expected.node.expr] = value
                 value = Size(expected.node.expr)
-            elif isinstance(value, Tensor) and isinstance(expected, Tensor):
-                give(value, self.given.get(node.name) or lay.simple(expected.shape))
             converted.append(value)
         self.context = Context(self.trace, self.bounds, operands)
+        for i, node in enumerate(placeholders):
+            expected = node.meta.get("val")
+            if isinstance(converted[i], Tensor) and isinstance(expected, Tensor):
+                layout = self.given.get(node.name) or lay.simple(expected.shape)
+                if converted[i].shape != lay.padded(layout, self.bounds):
+                    self.flat.add(converted[i].untyped_storage()._cdata)
+                    converted[i] = self.trace.run(spread, self.context, converted[i], layout)
+                give(converted[i], layout)
         self.outputs = super().run(module, converted)
         return self.outputs
 

@@ -30,7 +30,7 @@ from torch_tpu.compile.segments import CONSTANT_ELEMENTS, Runner, split
 from torch_tpu.compile.settings import Settings
 from torch_tpu.lowering import view
 from torch_tpu.programs import disk, options, stats
-from torch_tpu.programs.eager import CODE_OF_DTYPE, PRECISIONS, describe, make_program
+from torch_tpu.programs.eager import PRECISIONS, describe, make_program
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.graph import Interpreter, build_graph
 from torch_tpu.tracing.program import Argument, Plan, TensorArgument
@@ -327,7 +327,7 @@ def geometry(inputs: Sequence[Any]) -> list[Argument]:
         storage = t.untyped_storage()
         slots.setdefault(storage._cdata, len(slots))
         count = storage.nbytes() // t.itemsize
-        natural = view.natural_base(t.shape, t.stride(), count)
+        natural = getattr(t, "_torch_tpu_base", None) or view.natural_base(t.shape, t.stride(), count)
         if natural is not None and storage._cdata not in bases:
             bases[storage._cdata] = Type(natural, t.dtype)
     for t in tensors:

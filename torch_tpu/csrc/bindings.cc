@@ -7,6 +7,7 @@
 #include "compile/graph.h"
 #include "eager/kernel.h"
 #include "eager/registration.h"
+#include "runtime/cell.h"
 #include "runtime/dtypes.h"
 #include "runtime/generator.h"
 #include "runtime/runtime.h"
@@ -195,6 +196,11 @@ void bind_programs(py::module_& m) {
       .def_property_readonly("name", &Graph::name);
   m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false);
   m.def("_load", &load);
+  m.def("_array_shape", [](const at::Tensor& tensor) -> std::optional<Dims> {
+    const auto* type = Cell::of(tensor.storage().unsafeGetStorageImpl())->type();
+    if (!type) return std::nullopt;
+    return Dims(type->dims.begin(), type->dims.end());
+  });
   m.def("_make_program", &make_program);
   m.def("_table_stats", [] {
     const auto stats = ProgramTable::stats();
