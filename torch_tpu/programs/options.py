@@ -52,11 +52,9 @@ def set_allow_excess_precision(allowed: bool) -> None:
 
 def flags(plan: Plan) -> Flags:
     """The XLA flags for one eager program."""
-    common: Flags = {"xla_allow_excess_precision": _excess_precision}
+    full = full_flags()
     if platform.kind() != "cpu":
-        return common
-    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
-    full: Flags = {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
+        return full
     elements = _elements(plan)
     if len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _needs_emitters(plan)):
         return full
@@ -89,13 +87,27 @@ def identity() -> str:
     return f"{_source()}:{_excess_precision}"
 
 
+def full_flags() -> Flags:
+    """The XLA flags for full optimisation, and on the CPU platform for the code generator that fuses."""
+    common: Flags = {"xla_allow_excess_precision": _excess_precision}
+    if platform.kind() != "cpu":
+        return common
+    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
+    return {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
+
+
 def compile(plan: Plan) -> Any:
-    """Compiles a plan with its flags, without those that the plugin's version of XLA does not have."""
-    chosen = {name: value for name, value in flags(plan).items() if name not in _unknown}
+    """Compiles a plan with its flags."""
     reload = platform.kind() == "cpu" and _elements(plan) <= LARGE_ELEMENTS  # it sheds its flags: cheaper to launch
+    return compile_text(plan.text, flags(plan), reload)
+
+
+def compile_text(text: str, wanted: Flags, reload: bool) -> Any:
+    """Compiles a module with flags, without those that the plugin's version of XLA does not have."""
+    chosen = {name: value for name, value in wanted.items() if name not in _unknown}
     while True:
         try:
-            return _C._compile(plan.text, chosen, reload=reload)
+            return _C._compile(text, chosen, reload=reload)
         except _C.PjrtError as error:
             refused = re.search(r"No such compile option: '(\w+)'", str(error))
             if refused is None or refused[1] not in chosen:
