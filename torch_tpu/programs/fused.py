@@ -6,6 +6,7 @@ says which operand comes from where, which results somebody waits for, and which
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -28,6 +29,8 @@ log = logging.getLogger("torch_tpu")
 _LEAF, _NODE, _NUMBER = 0, 1, 2  # csrc/eager/graph.h: Source::Kind
 Source = tuple[int, int, int]
 Node = tuple[int, list[Source]]
+
+_FUSED_MODE = 2  # csrc/eager/kernel.h: Mode
 
 _ALIASING = re.compile(r" \{tf\.aliasing_output = \d+ : i32\}")
 _DEFINITION = re.compile(r'    (%\w+)(?::\d+)? = "?(?:stablehlo\.)?([\w.]+)"?(.*)')
@@ -172,9 +175,13 @@ def compose(
         results.append([f"{name}#{o}" if count > 1 else name for o in range(count)])
         operands.append(list(results[-1]))
         for o, out in enumerate(outputs):
-            if emulated and (i, o) in read and part.products[o] and out.type.dtype in _GUARDED:
-                operands[-1][o] = f"%g{i}_{o}"
+            if not emulated or (i, o) not in read or not (out.type.dtype.is_floating_point or out.type.dtype.is_complex):
+                continue
+            operands[-1][o] = f"%g{i}_{o}"
+            if part.products[o] and out.type.dtype in _GUARDED:
                 _guard(operands[-1][o], results[-1][o], out.type, lines)
+            else:  # else XLA rearranges: (x + 1) + 1 becomes x + 2, and log(exp(x)) becomes x
+                lines.append(f"    {operands[-1][o]} = stablehlo.optimization_barrier {results[-1][o]} : {out.type}")
     aliases = dict(donations)
     arguments = [
         f"%leaf{i}: {leaves[i]}" + (f" {{tf.aliasing_output = {aliases[i]} : i32}}" if i in aliases else "")
@@ -238,8 +245,22 @@ def compile_graph(
     return executable
 
 
+# ---- where graphs end -----------------------------------------------------------------------------------------------
+@functools.cache
+def install() -> None:
+    """Makes an optimizer's step the end of a graph: the device begins, and each iteration is the same graph."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(*_: Any) -> None:
+    if _C._mode() == _FUSED_MODE:
+        _C._flush()
+
+
 # ---- the user's line ------------------------------------------------------------------------------------------------
-_INTERNAL = tuple(str(Path(m.__file__ or "").parent) + os.sep for m in (torch, sys.modules["torch_tpu"]))
+_INTERNAL = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
 
 
 def user_line() -> str:

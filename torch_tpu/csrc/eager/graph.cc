@@ -9,7 +9,7 @@
 
 namespace torch_tpu {
 namespace {
-std::atomic<size_t> graph_limit{1024};
+std::atomic<size_t> graph_limit{512};
 constexpr size_t kLarge = 1 << 20;
 constexpr int64_t kShareOfDevice = 8;  // of a device's memory, that leaves of a graph may hold
 
