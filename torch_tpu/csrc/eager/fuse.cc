@@ -14,16 +14,17 @@ Fusion::Fusion(const Batch& batch) {
 void Fusion::find_live(const Batch& batch) {
   const size_t count = batch.nodes.size();
   needed_.assign(count, 0);
-  is_live_.resize(count);
+  first_output_.reserve(count + 1);
+  first_output_.push_back(0);
+  for (const auto& node : batch.nodes)
+    first_output_.push_back(first_output_.back() + node->program->outputs.size());
+  is_live_.assign(first_output_.back(), 0);
+  if (batch.flag.kind == Source::kNode)
+    is_live_[first_output_[batch.flag.index] + batch.flag.output] = needed_[batch.flag.index] = 1;
   for (size_t i = count; i-- > 0;) {
     Node& node = *batch.nodes[i];
-    const size_t outputs = node.program->outputs.size();
-    is_live_[i].assign(outputs, 0);
-    for (size_t o = 0; o < outputs; ++o) {
-      const bool is_flag = batch.flag.kind == Source::kNode && batch.flag.index == static_cast<int32_t>(i) &&
-                           batch.flag.output == static_cast<int32_t>(o);
-      if (is_flag || node.held(static_cast<int>(o))) is_live_[i][o] = needed_[i] = 1;
-    }
+    for (size_t o = first_output_[i]; o < first_output_[i + 1]; ++o)
+      if (node.held(static_cast<int>(o - first_output_[i]))) is_live_[o] = needed_[i] = 1;
     if (!needed_[i]) continue;
     for (size_t s = 0; s < node.program->operands.size(); ++s) {
       const Source& source = batch.sources[node.first_source + s];
@@ -34,6 +35,10 @@ void Fusion::find_live(const Batch& batch) {
 
 void Fusion::connect(const Batch& batch) {
   std::vector<int32_t> node_at(batch.nodes.size(), -1), leaf_at(batch.leaves.size(), -1);
+  nodes_.reserve(batch.nodes.size());
+  first_source_.reserve(batch.nodes.size());
+  sources_.reserve(batch.sources.size());
+  leaves_.reserve(batch.leaves.size());
   for (size_t i = 0; i < batch.nodes.size(); ++i) {
     if (!needed_[i]) continue;
     const Node& node = *batch.nodes[i];
@@ -53,8 +58,8 @@ void Fusion::connect(const Batch& batch) {
       }
       sources_.push_back(source);
     }
-    for (size_t o = 0; o < is_live_[i].size(); ++o) {
-      if (!is_live_[i][o]) continue;
+    for (size_t o = 0; o < node.program->outputs.size(); ++o) {
+      if (!is_live_[first_output_[i] + o]) continue;
       if (node.program->outputs[o].slot == kFaultFlag) flag_ = static_cast<int32_t>(live_.size());
       live_.push_back({node_at[i], static_cast<int32_t>(o)});
     }
@@ -64,20 +69,20 @@ void Fusion::connect(const Batch& batch) {
 
 // An array that only the batch holds any more gives its memory to what replaced it, over all the updates in between.
 void Fusion::pair_donations(const Batch& batch) {
-  std::vector<std::vector<int32_t>> origin(nodes_.size());  // the leaf that an output is the newest state of
-  for (size_t i = 0; i < nodes_.size(); ++i) {
-    const auto& program = *nodes_[i]->program;
-    origin[i].assign(program.outputs.size(), -1);
-    for (const auto& [operand, output] : program.donations) {
+  if (std::none_of(nodes_.begin(), nodes_.end(), [](auto* node) { return !node->program->donations.empty(); })) return;
+  std::vector<int32_t> origin(first_output_.back(), -1);  // the leaf that an output is the newest state of
+  const auto place = [&](int32_t node, int32_t output) { return first_output_[nodes_[node]->index] + output; };
+  for (size_t i = 0; i < nodes_.size(); ++i)
+    for (const auto& [operand, output] : nodes_[i]->program->donations) {
       const Source& source = sources(i)[operand];
-      origin[i][output] = source.kind == Source::kLeaf   ? source.index
-                          : source.kind == Source::kNode ? origin[source.index][source.output]
-                                                         : -1;
+      origin[place(static_cast<int32_t>(i), output)] = source.kind == Source::kLeaf ? source.index
+                                                       : source.kind == Source::kNode
+                                                           ? origin[place(source.index, source.output)]
+                                                           : -1;
     }
-  }
   std::vector<uint8_t> given(leaves_.size(), 0);
   for (size_t k = live_.size(); k-- > 0;) {  // the newest state of all
-    const int32_t leaf = origin[live_[k].node][live_[k].output];
+    const int32_t leaf = origin[place(live_[k].node, live_[k].output)];
     if (leaf < 0 || given[leaf] || batch.leaves[leaves_[leaf]].use_count() != 1) continue;
     if (batch.leaves[leaves_[leaf]]->type() != nodes_[live_[k].node]->program->outputs[live_[k].output].type) continue;
     given[leaf] = 1;

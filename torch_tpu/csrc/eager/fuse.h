@@ -33,8 +33,9 @@ class Fusion {
   void connect(const Batch& batch);
   void pair_donations(const Batch& batch);
 
-  std::vector<uint8_t> needed_;   // by node of the batch
-  std::vector<std::vector<uint8_t>> is_live_;
+  std::vector<uint8_t> needed_;      // by node of the batch
+  std::vector<size_t> first_output_;  // by node of the batch: where its outputs begin in
+  std::vector<uint8_t> is_live_;
   std::vector<const Node*> nodes_;
   std::vector<size_t> first_source_;
   std::vector<Source> sources_;

@@ -11,6 +11,7 @@ namespace torch_tpu {
 namespace {
 std::atomic<size_t> graph_limit{512};
 constexpr size_t kLarge = 1 << 20;
+constexpr size_t kUsual = 32;  // operators
 constexpr int64_t kShareOfDevice = 8;  // of a device's memory, that leaves of a graph may hold
 
 uint64_t next_serial() {
@@ -82,6 +83,8 @@ Graph& Graph::of(DeviceState& device) {
 void Graph::renew() {
   batch_ = Batch{};
   batch_.serial = next_serial();
+  batch_.nodes.reserve(kUsual);
+  batch_.sources.reserve(2 * kUsual);
 }
 
 Source Graph::leaf(ArrayPtr array) {
@@ -141,6 +144,7 @@ bool Graph::append(const ProgramPtr& program, Call& call, const Bases& bases, c1
       batch_.flag = {Source::kNode, index, output};
   }
   batch_.nodes.push_back(std::move(node));
+  unfinished_.fetch_add(1, std::memory_order_release);
   const bool heavy = device_.capacity && static_cast<int64_t>(batch_.leaf_bytes) > device_.capacity / kShareOfDevice;
   return boundary_.ends_after(reinterpret_cast<uint64_t>(program.get()), batch_.nodes.size(), graph_limit, heavy);
 }
@@ -160,7 +164,7 @@ void Graph::record(const ProgramPtr& program, Call& call, Results* results) {
     Cell* unfinished;
     bool full = false;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<Spinlock> lock(mutex_);
       unfinished = find_bases(*program, call, bases);
       if (!unfinished) full = append(program, call, bases, lists, flag, results);
     }
@@ -171,16 +175,22 @@ void Graph::record(const ProgramPtr& program, Call& call, Results* results) {
 }
 
 void Graph::flush() {
+  if (unfinished_.load(std::memory_order_acquire) == 0) return;
   Runtime::get();  // refuses in a forked child
   python::without_gil([&] {
     std::lock_guard<std::recursive_mutex> flushing(flushing_);
     Batch batch;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<Spinlock> lock(mutex_);
       if (batch_.nodes.empty()) return;
       batch = std::move(batch_);
       renew();
     }
+    struct Count {
+      std::atomic<size_t>& unfinished;
+      const size_t operators;
+      ~Count() { unfinished.fetch_sub(operators, std::memory_order_release); }
+    } count{unfinished_, batch.nodes.size()};
     run_batch(batch, device_);
   });
 }

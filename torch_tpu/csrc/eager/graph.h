@@ -111,10 +111,11 @@ class Graph final : public Deferred {
   void renew();
 
   DeviceState& device_;
-  std::mutex mutex_;                // of what follows; held for no longer than it takes to record an operator
+  std::atomic<size_t> unfinished_{0};  // operators recorded and not yet run
+  Spinlock mutex_;                     // of what follows; held for no longer than it takes to record an operator
   Batch batch_;
   Boundary boundary_;
-  std::recursive_mutex flushing_;   // held while a batch is compiled and enqueued
+  std::recursive_mutex flushing_;  // held while a batch is compiled and enqueued
 };
 
 // The most operators in one fused program.
