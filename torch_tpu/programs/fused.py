@@ -6,6 +6,7 @@ says which operand comes from where, which results somebody waits for, and which
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import os
@@ -39,7 +40,7 @@ _CARRIES = frozenset(
     "reshape transpose broadcast_in_dim slice dynamic_slice dynamic_update_slice concatenate select pad reverse gather "
     "negate convert".split()
 )
-_GUARDED = {torch.float32: torch.int32, torch.float64: torch.int64}
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 # ---- one operator ---------------------------------------------------------------------------------------------------
@@ -50,6 +51,7 @@ class Part:
     plan: Plan
     text: str  # of the function and those that it calls
     arguments: list[str]  # their types
+    uses: list[int]  # how often the function names each of them
     products: list[bool]  # results that a multiplication gave
 
     @classmethod
@@ -61,7 +63,8 @@ class Part:
                 body = re.sub(rf"@{re.escape(inner)}\b", f"@{name}_{inner}", body)
         header = body[body.index("(") + 1 : body.index(") -> (")]
         arguments = [a.partition(": ")[2] for a in header.split(", %")] if header else []
-        return cls(plan, body, arguments, _products(body))
+        used = collections.Counter(re.findall(r"%arg\d+\b", body.partition(") -> (")[2]))
+        return cls(plan, body, arguments, [used[f"%arg{i}"] for i in range(len(arguments))], _products(body))
 
 
 def _products(body: str) -> list[bool]:
@@ -124,32 +127,55 @@ class _Numbers:
             lines.append(f"    {name} = stablehlo.reshape {part} : (tensor<1x{element}>) -> tensor<{element}>")
 
 
-def _guard(name: str, value: str, of: Type, lines: list[str]) -> None:
-    """Emits ``value`` again as ``name``, through an "or" with a zero that the compiler does not know.
+#: Elements from which it matters whether a value is computed once or by each of its users.
+SHARED_ELEMENTS = 1 << 12
 
-    XLA's CPU backend contracts a multiplication and the addition of its product to one operation with one rounding,
-    also over what separates them otherwise. The operators' own programs round twice, and so must these.
+
+def _hand_on(name: str, value: str, of: Type, product: bool, uses: int, lines: list[str]) -> None:
+    """Emits a floating ``value`` again as ``name``, so that what follows cannot change its bits, nor compute it twice.
+
+    XLA rearranges what it sees: ``(x + 1) + 1`` becomes ``x + 2``, ``log(exp(x))`` becomes ``x``. A barrier hides that.
+    Its CPU backend drops the barrier before it fuses. Then it contracts a multiplication and the addition of its
+    product to one operation with one rounding, where the operators' own programs round twice: an "or" with a zero that
+    the compiler does not know keeps them apart. And it computes what it thinks cheap in each of its users again, chains
+    of any length: a division is not cheap, and one by 1.0 changes nothing.
     """
-    bits = Type(of.shape, _GUARDED[of.dtype])
-    zero = "%zero" if bits.dtype == torch.int32 else "%wide_zero"
-    lines += [
-        f"    {name}_bits = stablehlo.bitcast_convert {value} : ({of}) -> {bits}",
-        f"    {name}_zero = stablehlo.broadcast_in_dim {zero}, dims = [] : (tensor<{ELEMENT_TYPE[bits.dtype]}>) -> {bits}",
-        f"    {name}_same = stablehlo.or {name}_bits, {name}_zero : {bits}",
-        f"    {name} = stablehlo.bitcast_convert {name}_same : ({bits}) -> {of}",
-    ]
+    if of.dtype.is_floating_point and uses > 1 and of.numel >= SHARED_ELEMENTS:
+        element = ELEMENT_TYPE[of.dtype]
+        lines += [
+            f"    {name}_unit = stablehlo.convert %one : (tensor<f32>) -> tensor<{element}>",
+            f"    {name}_one = stablehlo.broadcast_in_dim {name}_unit, dims = [] : (tensor<{element}>) -> {of}",
+            f"    {name} = stablehlo.divide {value}, {name}_one : {of}",
+        ]
+    elif product and of.dtype in _BITS:
+        bits = Type(of.shape, _BITS[of.dtype])
+        element = ELEMENT_TYPE[bits.dtype]
+        lines += [
+            f"    {name}_bits = stablehlo.bitcast_convert {value} : ({of}) -> {bits}",
+            f"    {name}_nil = stablehlo.convert %zero : (tensor<i32>) -> tensor<{element}>",
+            f"    {name}_zero = stablehlo.broadcast_in_dim {name}_nil, dims = [] : (tensor<{element}>) -> {bits}",
+            f"    {name}_same = stablehlo.or {name}_bits, {name}_zero : {bits}",
+            f"    {name} = stablehlo.bitcast_convert {name}_same : ({bits}) -> {of}",
+        ]
+    else:
+        lines.append(f"    {name} = stablehlo.optimization_barrier {value} : {of}")
 
 
 def compose(
     plans: list[Plan], nodes: list[Node], live: list[tuple[int, int]], donations: list[tuple[int, int]]
 ) -> str:
-    """The text of the module. Its arguments are the leaves, the packed numbers, and an integer zero."""
+    """The text of the module. Its arguments are the leaves, the packed numbers, and an integer
+    zero and a one that the compiler does not know."""
     parts = [Part.of(plan, f"op_{i}") for i, plan in enumerate(plans)]
     numbers = _Numbers(plans, nodes)
     leaves: dict[int, str] = {}
-    read = {(index, output) for _, sources in nodes for kind, index, output in sources if kind == _NODE}
+    uses = collections.Counter(live)
+    for place, sources in nodes:
+        for (kind, index, output), count in zip(sources, parts[place].uses, strict=True):
+            if kind == _NODE:
+                uses[index, output] += count
     emulated = platform.kind() == "cpu"
-    lines = ["    %wide_zero = stablehlo.convert %zero : (tensor<i32>) -> tensor<i64>"]
+    lines: list[str] = []
     results: list[list[str]] = []  # per node and output: as the program returns it
     operands: list[list[str]] = []  # as later nodes read it
     for i, (place, sources) in enumerate(nodes):
@@ -175,19 +201,16 @@ def compose(
         results.append([f"{name}#{o}" if count > 1 else name for o in range(count)])
         operands.append(list(results[-1]))
         for o, out in enumerate(outputs):
-            if not emulated or (i, o) not in read or not (out.type.dtype.is_floating_point or out.type.dtype.is_complex):
+            if not emulated or uses[i, o] == ((i, o) in live) or not (out.type.dtype.is_floating_point or out.type.dtype.is_complex):
                 continue
             operands[-1][o] = f"%g{i}_{o}"
-            if part.products[o] and out.type.dtype in _GUARDED:
-                _guard(operands[-1][o], results[-1][o], out.type, lines)
-            else:  # else XLA rearranges: (x + 1) + 1 becomes x + 2, and log(exp(x)) becomes x
-                lines.append(f"    {operands[-1][o]} = stablehlo.optimization_barrier {results[-1][o]} : {out.type}")
+            _hand_on(operands[-1][o], results[-1][o], out.type, part.products[o], uses[i, o], lines)
     aliases = dict(donations)
     arguments = [
         f"%leaf{i}: {leaves[i]}" + (f" {{tf.aliasing_output = {aliases[i]} : i32}}" if i in aliases else "")
         for i in range(len(leaves))
     ]
-    arguments += [*numbers.arguments(), "%zero: tensor<i32>"]
+    arguments += [*numbers.arguments(), "%zero: tensor<i32>", "%one: tensor<f32>"]
     returned = [results[n][o] for n, o in live]
     types = ", ".join(str(plans[nodes[n][0]].outputs[o].type) for n, o in live)
     body = "\n".join([*lines, f"    return {', '.join(returned)} : {types}"])

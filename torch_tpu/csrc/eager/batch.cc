@@ -29,8 +29,10 @@ class BatchRun {
     c10::SmallVector<PJRT_Buffer*, 32> handles;
     for (int32_t leaf : fusion_.leaves()) handles.push_back(batch_.leaves[leaf]->handle());
     for (const auto& array : numbers) handles.push_back(array->handle());
-    const auto zero = device_.scalars.get(ScalarBits{}, PJRT_Buffer_Type_S32, device_);
+    const auto zero = device_.scalars.get(c10::Scalar(0), PJRT_Buffer_Type_S32, device_);
+    const auto one = device_.scalars.get(c10::Scalar(1.0), PJRT_Buffer_Type_F32, device_);
     handles.push_back(zero->handle());
+    handles.push_back(one->handle());
     const auto outputs = execute(*program, handles, {}, device_);
     for (size_t k = 0; k < outputs.size(); ++k) settle(fusion_.live()[k].node, fusion_.live()[k].output, outputs[k]);
     std::vector<ArrayPtr> donated;
