@@ -117,6 +117,13 @@ def key_of_module(text: str) -> str:
     return digest.hexdigest()
 
 
+def key_of_module(text: str) -> str:
+    """The entry's name for a module that is compiled as it is."""
+    digest = hashlib.sha256(_foundation())
+    digest.update(f"{options.identity()}\0{text}".encode())
+    return digest.hexdigest()
+
+
 def _path(key: str) -> Path:
     return folder() / key[:2] / (key + _SUFFIX)
 

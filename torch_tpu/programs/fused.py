@@ -259,7 +259,7 @@ def compile_graph(
     largest = max(max(p.largest_operand, *(o.type.numel for o in p.outputs)) for p in plans)
     reload = platform.kind() == "cpu" and largest <= options.LARGE_ELEMENTS
     try:
-        executable = options.compile_text(text, options.full_flags(), reload)
+        executable = options.compile_text(text, options.fused_flags(largest), reload)
     except _C.PjrtError as error:
         log.warning("torch_tpu: %d operators could not be compiled as one program and run one by one: %s", len(nodes), error)
         return None

@@ -58,6 +58,11 @@ def flags(plan: Plan) -> Flags:
     elements = _elements(plan)
     if len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _needs_emitters(plan)):
         return full
+    return _light(full, elements)
+
+
+def _light(full: Flags, elements: int) -> Flags:
+    """Those of the older code generator."""
     light: Flags = {**full, "xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
     return {**light, "xla_backend_optimization_level": 0 if elements <= TINY_ELEMENTS else 1}
 
@@ -85,6 +90,22 @@ def _source() -> str:
 def identity() -> str:
     """What a disk cache entry depends on here: the text of this file and the settings in force."""
     return f"{_source()}:{_excess_precision}"
+
+
+def full_flags() -> Flags:
+    """The XLA flags for full optimisation, and on the CPU platform for the code generator that fuses."""
+    common: Flags = {"xla_allow_excess_precision": _excess_precision}
+    if platform.kind() != "cpu":
+        return common
+    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
+    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
+    return {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
+
+
+def fused_flags(elements: int) -> Flags:
+    """The XLA flags for a program of several operators whose largest array has so many elements."""
+    full = full_flags()
+    return full if platform.kind() != "cpu" or elements > TINY_ELEMENTS else _light(full, elements)
 
 
 def full_flags() -> Flags:

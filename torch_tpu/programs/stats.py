@@ -30,6 +30,7 @@ class Statistics:
     compiled: int = 0
     loaded: int = 0
     traced: int = 0
+    traced: int = 0
 
 
 _lock = threading.Lock()
@@ -114,6 +115,13 @@ def record_trace(seconds: float) -> None:
         _statistics.trace_seconds += seconds
 
 
+def record_trace(seconds: float) -> None:
+    """Counts the tracing of a program that Fused mode makes a part of others."""
+    with _lock:
+        _statistics.traced += 1
+        _statistics.trace_seconds += seconds
+
+
 def compile_stats() -> dict[str, Any]:
     """Counters of this process's programs since the start or the last :func:`reset`.
 
@@ -133,6 +141,7 @@ def compile_stats() -> dict[str, Any]:
             **_C._table_stats(),
             "compiled": s.compiled,
             "loaded": s.loaded,
+            "traced": s.traced,
             "traced": s.traced,
             "compile_seconds": s.compile_seconds,
             "load_seconds": s.load_seconds,
