@@ -1,5 +1,8 @@
 #include "eager/graph.h"
 
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
 
 #include "eager/operands.h"
@@ -169,9 +172,16 @@ void Graph::record(const ProgramPtr& program, Call& call, Results* results) {
       if (!unfinished) full = append(program, call, bases, lists, flag, results);
     }
     if (full) flush();
-    if (!unfinished) return;
+    if (!unfinished) return flush_after_backward();
     unfinished->array();
   }
+}
+
+// The device begins while the optimizer is still being recorded.
+void Graph::flush_after_backward() {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (C10_LIKELY(pass < 0) || backward_.exchange(pass, std::memory_order_relaxed) == pass) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([this] { flush(); });
 }
 
 void Graph::flush() {

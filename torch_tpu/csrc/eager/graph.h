@@ -109,9 +109,12 @@ class Graph final : public Deferred {
               const ArrayPtr& flag, Results* results);
   Source leaf(ArrayPtr array);
   void renew();
+  // In a backward pass: runs the graph when the pass has ended.
+  void flush_after_backward();
 
   DeviceState& device_;
   std::atomic<size_t> unfinished_{0};  // operators recorded and not yet run
+  std::atomic<int> backward_{-1};      // the newest backward pass that will run it
   Spinlock mutex_;                     // of what follows; held for no longer than it takes to record an operator
   Batch batch_;
   Boundary boundary_;
