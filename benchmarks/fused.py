@@ -81,7 +81,12 @@ def main() -> None:
         name = f"10 pointwise operators, {size}x{size}, against Strict"
         row(name, f"{fused:.1f} / {strict:.1f} us", fused / strict, 0.4)
     fused, strict = both(recording(), 20)
-    row("recording an operator, 8x8, against launching it", f"{fused / 100:.2f} / {strict / 100:.2f} us", fused / strict, 1)
+    row(
+        "recording an operator, 8x8, against launching it",
+        f"{fused / 100:.2f} / {strict / 100:.2f} us",
+        fused / strict,
+        1,
+    )
     for batch in (8, 64):
         fused, strict = both(training_step(batch), 5)
         name = f"training step of the digits network, batch {batch}"

@@ -57,15 +57,12 @@ OperandKind operand_kind(const std::string& kind) {
   return kinds.at(kind);
 }
 
-std::shared_ptr<Program> make_program(Compiled* compiled, const std::string& name,
-                                      const std::vector<std::tuple<std::string, int32_t, int>>& operands,
-                                      const std::vector<std::tuple<int32_t, int, Dims>>& outputs,
-                                      const py::list& results,
-                                      const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
-                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks,
-                                      bool uses_precision, bool brief,
-                                      const std::vector<std::pair<std::string, std::string>>& faults,
-                                      const py::bytes& plan, const std::string& line) {
+std::shared_ptr<Program> make_program(
+    Compiled* compiled, const std::string& name, const std::vector<std::tuple<std::string, int32_t, int>>& operands,
+    const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
+    const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes, std::vector<std::pair<int32_t, int32_t>> donations,
+    uint64_t rng_blocks, bool uses_precision, bool brief,
+    const std::vector<std::pair<std::string, std::string>>& faults, const py::bytes& plan, const std::string& line) {
   auto program = std::make_shared<Program>();
   program->name = name;
   if (compiled) {
@@ -179,9 +176,7 @@ void bind_runtime(py::module_& m) {
 }
 
 void bind_programs(py::module_& m) {
-  py::class_<Compiled>(m, "_Executable").def("serialize", [](const Compiled& e) {
-    return py::bytes(e.serialize());
-  });
+  py::class_<Compiled>(m, "_Executable").def("serialize", [](const Compiled& e) { return py::bytes(e.serialize()); });
   py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) {
     return p.hits;
   });
@@ -211,8 +206,7 @@ void bind_modes(py::module_& m) {
   m.def("_flush", [] {
     py::gil_scoped_release unlocked;
     if (!Runtime::usable()) return;
-    for (int i = 0; i < Runtime::device_count(); ++i)
-      Runtime::get().device(static_cast<c10::DeviceIndex>(i)).flush();
+    for (int i = 0; i < Runtime::device_count(); ++i) Runtime::get().device(static_cast<c10::DeviceIndex>(i)).flush();
   });
   m.def("_set_fuse_limit", &set_graph_limit);
 }

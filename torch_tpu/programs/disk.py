@@ -117,13 +117,6 @@ def key_of_module(text: str) -> str:
     return digest.hexdigest()
 
 
-def key_of_module(text: str) -> str:
-    """The entry's name for a module that is compiled as it is."""
-    digest = hashlib.sha256(_foundation())
-    digest.update(f"{options.identity()}\0{text}".encode())
-    return digest.hexdigest()
-
-
 def _path(key: str) -> Path:
     return folder() / key[:2] / (key + _SUFFIX)
 
@@ -225,7 +218,10 @@ def load(key: str, *, executable: bool = True) -> tuple[Plan, Any] | None:
 
 
 def store(key: str, plan: Plan, executable: Any | None) -> None:
-    """Writes an entry, of a plan alone if there is no executable. A folder that cannot be written is a warning, once; its entries are still read."""
+    """Writes an entry, of a plan alone if there is no executable.
+
+    A folder that cannot be written is a warning, once; its entries are still read.
+    """
     global _stores
     if not enabled() or _read_only:
         return

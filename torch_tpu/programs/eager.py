@@ -127,9 +127,6 @@ def describe(item: Any, kind: str = "") -> Any:
 _keeps_plans = False  # Fused mode has been used: programs carry what they are made of
 
 
-_keeps_plans = False  # Fused mode has been used: programs carry what they are made of
-
-
 def compile_call(name: str, arguments: list[Any], precision: int, record: bool) -> Any:
     """The program for one call of operator ``name``: from the disk cache, or traced and compiled.
 

@@ -22,7 +22,7 @@ import torch
 from torch_tpu import _C, platform
 from torch_tpu.programs import disk, options, stats
 from torch_tpu.stablehlo import Type
-from torch_tpu.stablehlo.types import ELEMENT_TYPE, tensor_type
+from torch_tpu.stablehlo.types import ELEMENT_TYPE
 from torch_tpu.tracing.program import Plan
 
 log = logging.getLogger("torch_tpu")
@@ -161,11 +161,11 @@ def _hand_on(name: str, value: str, of: Type, product: bool, uses: int, lines: l
         lines.append(f"    {name} = stablehlo.optimization_barrier {value} : {of}")
 
 
-def compose(
-    plans: list[Plan], nodes: list[Node], live: list[tuple[int, int]], donations: list[tuple[int, int]]
-) -> str:
-    """The text of the module. Its arguments are the leaves, the packed numbers, and an integer
-    zero and a one that the compiler does not know."""
+def compose(plans: list[Plan], nodes: list[Node], live: list[tuple[int, int]], donations: list[tuple[int, int]]) -> str:
+    """The text of the module.
+
+    Its arguments are the leaves, the packed numbers, and a zero and a one that the compiler does not know.
+    """
     parts = [Part.of(plan, f"op_{i}") for i, plan in enumerate(plans)]
     numbers = _Numbers(plans, nodes)
     leaves: dict[int, str] = {}
@@ -201,7 +201,11 @@ def compose(
         results.append([f"{name}#{o}" if count > 1 else name for o in range(count)])
         operands.append(list(results[-1]))
         for o, out in enumerate(outputs):
-            if not emulated or uses[i, o] == ((i, o) in live) or not (out.type.dtype.is_floating_point or out.type.dtype.is_complex):
+            if (
+                not emulated
+                or uses[i, o] == ((i, o) in live)
+                or not (out.type.dtype.is_floating_point or out.type.dtype.is_complex)
+            ):
                 continue
             operands[-1][o] = f"%g{i}_{o}"
             _hand_on(operands[-1][o], results[-1][o], out.type, part.products[o], uses[i, o], lines)
@@ -261,7 +265,9 @@ def compile_graph(
     try:
         executable = options.compile_text(text, options.fused_flags(largest), reload)
     except _C.PjrtError as error:
-        log.warning("torch_tpu: %d operators could not be compiled as one program and run one by one: %s", len(nodes), error)
+        log.warning(
+            "torch_tpu: %d operators could not be compiled as one program and run one by one: %s", len(nodes), error
+        )
         return None
     stats.record("fused", "compiled", composed - start, time.perf_counter() - composed, why)
     disk.store(key, Plan("fused", "", [], [], []), executable)

@@ -98,7 +98,6 @@ def full_flags() -> Flags:
     if platform.kind() != "cpu":
         return common
     # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
-    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
     return {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
 
 
@@ -106,15 +105,6 @@ def fused_flags(elements: int) -> Flags:
     """The XLA flags for a program of several operators whose largest array has so many elements."""
     full = full_flags()
     return full if platform.kind() != "cpu" or elements > TINY_ELEMENTS else _light(full, elements)
-
-
-def full_flags() -> Flags:
-    """The XLA flags for full optimisation, and on the CPU platform for the code generator that fuses."""
-    common: Flags = {"xla_allow_excess_precision": _excess_precision}
-    if platform.kind() != "cpu":
-        return common
-    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
-    return {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
 
 
 def compile(plan: Plan) -> Any:

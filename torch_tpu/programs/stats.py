@@ -30,7 +30,6 @@ class Statistics:
     compiled: int = 0
     loaded: int = 0
     traced: int = 0
-    traced: int = 0
 
 
 _lock = threading.Lock()
@@ -115,22 +114,15 @@ def record_trace(seconds: float) -> None:
         _statistics.trace_seconds += seconds
 
 
-def record_trace(seconds: float) -> None:
-    """Counts the tracing of a program that Fused mode makes a part of others."""
-    with _lock:
-        _statistics.traced += 1
-        _statistics.trace_seconds += seconds
-
-
 def compile_stats() -> dict[str, Any]:
     """Counters of this process's programs since the start or the last :func:`reset`.
 
     Returns:
         A dict: ``hits``, ``misses`` and ``evictions`` of the memory table and the number of ``programs`` in it; how
         many programs were ``compiled``, how many ``loaded`` from the disk cache, and how many only ``traced`` to be
-        parts of others (Fused mode), with ``compile_seconds``, ``load_seconds`` and ``trace_seconds``; ``compiles``, the newest 1000 of them as dicts of ``op``, ``source``,
-        ``seconds`` and ``reason``; and ``fallbacks``, how often each operator of ``TORCH_TPU_CPU_FALLBACK`` ran on the
-        host.
+        parts of others (Fused mode), with ``compile_seconds``, ``load_seconds`` and ``trace_seconds``; ``compiles``,
+        the newest 1000 of them as dicts of ``op``, ``source``, ``seconds`` and ``reason``; and ``fallbacks``, how
+        often each operator of ``TORCH_TPU_CPU_FALLBACK`` ran on the host.
     """
     from torch_tpu import _C
     from torch_tpu.programs import fallback
@@ -141,7 +133,6 @@ def compile_stats() -> dict[str, Any]:
             **_C._table_stats(),
             "compiled": s.compiled,
             "loaded": s.loaded,
-            "traced": s.traced,
             "traced": s.traced,
             "compile_seconds": s.compile_seconds,
             "load_seconds": s.load_seconds,

@@ -76,7 +76,8 @@ class BatchRun {
       auto& node = const_cast<Node&>(*fusion_.nodes()[i]);
       try {
         values[i] = run_alone(i, values);
-        for (size_t o = 0; o < values[i].size(); ++o) settle(static_cast<int32_t>(i), static_cast<int32_t>(o), values[i][o]);
+        for (size_t o = 0; o < values[i].size(); ++o)
+          settle(static_cast<int32_t>(i), static_cast<int32_t>(o), values[i][o]);
       } catch (...) {
         node.fail(std::make_shared<const Failure>(named(Failure::current(), *node.program)));
         if (!first) first = node.failure();

@@ -16,8 +16,7 @@ void Fusion::find_live(const Batch& batch) {
   needed_.assign(count, 0);
   first_output_.reserve(count + 1);
   first_output_.push_back(0);
-  for (const auto& node : batch.nodes)
-    first_output_.push_back(first_output_.back() + node->program->outputs.size());
+  for (const auto& node : batch.nodes) first_output_.push_back(first_output_.back() + node->program->outputs.size());
   is_live_.assign(first_output_.back(), 0);
   if (batch.flag.kind == Source::kNode)
     is_live_[first_output_[batch.flag.index] + batch.flag.output] = needed_[batch.flag.index] = 1;

@@ -33,7 +33,7 @@ class Fusion {
   void connect(const Batch& batch);
   void pair_donations(const Batch& batch);
 
-  std::vector<uint8_t> needed_;      // by node of the batch
+  std::vector<uint8_t> needed_;       // by node of the batch
   std::vector<size_t> first_output_;  // by node of the batch: where its outputs begin in
   std::vector<uint8_t> is_live_;
   std::vector<const Node*> nodes_;

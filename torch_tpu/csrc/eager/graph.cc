@@ -14,7 +14,7 @@ namespace torch_tpu {
 namespace {
 std::atomic<size_t> graph_limit{512};
 constexpr size_t kLarge = 1 << 20;
-constexpr size_t kUsual = 32;  // operators
+constexpr size_t kUsual = 32;          // operators
 constexpr int64_t kShareOfDevice = 8;  // of a device's memory, that leaves of a graph may hold
 
 uint64_t next_serial() {

@@ -52,7 +52,7 @@ class Node final : public Pending {
   bool complete();
 
   const ProgramPtr program;
-  const uint64_t batch;       // serial number of its batch, and its place there
+  const uint64_t batch;  // serial number of its batch, and its place there
   const int32_t index;
   const size_t first_source;  // among the batch's, one for each operand of the program
 

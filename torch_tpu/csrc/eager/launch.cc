@@ -105,8 +105,7 @@ void launch(const Program& program, Call& call, Results* results) {
       device.set_fault_flag(arrays[i], operands.fault_flag);
   }
 
-  if (results)
-    *results = make_results(program, call, [&](int32_t output) { return make_storage(arrays[output]); });
+  if (results) *results = make_results(program, call, [&](int32_t output) { return make_storage(arrays[output]); });
 }
 
 }  // namespace torch_tpu

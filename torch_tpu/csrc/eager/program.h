@@ -87,8 +87,8 @@ struct Program {
   size_t fresh_bytes = 0;  // of results that need storages of their own
   int32_t fault_code = 0;
   bool uses_precision = false;
-  bool brief = false;           // takes microseconds
-  bool shared_outputs = false;  // some output has several windows among the results
+  bool brief = false;                                 // takes microseconds
+  bool shared_outputs = false;                        // some output has several windows among the results
   std::vector<std::shared_ptr<const Program>> parts;  // of a fused program: their addresses are in its key
 
   // Kept by the table, under its lock.

@@ -71,7 +71,7 @@ class DeviceState {
   Outstanding outstanding;
   MemoryCounters memory;
   ScalarCache scalars;
-  int64_t capacity = 0;  // bytes that storages may occupy together; 0 if unknown
+  int64_t capacity = 0;                      // bytes that storages may occupy together; 0 if unknown
   std::atomic<Deferred*> deferred{nullptr};  // null before anything was put off
 
   // Gives the device all work that was put off.
