@@ -66,7 +66,7 @@ def test_an_operator_that_cannot_be_compiled_is_named_with_its_line(refused: Non
     before = x * 2
     bad = torch.tan(before)  # here
     after, other = bad + 1, before + 1
-    where = rf'File ".*test_fused.py", line {bad_line()}, in .*'
+    where = rf'File ".*test_fused_errors.py", line {bad_line()}, in .*'
     with pytest.raises(RuntimeError, match=rf"aten::tan \({where}\) failed: .*no tangents"):
         other.cpu()
     assert before.tolist() == [1.0] * 11 and other.tolist() == [2.0] * 11

@@ -166,6 +166,7 @@ def compose(plans: list[Plan], nodes: list[Node], live: list[tuple[int, int]], d
 
     Its arguments are the leaves, the packed numbers, and a zero and a one that the compiler does not know.
     """
+    contracts = largest_array(plans) > options.TINY_ELEMENTS  # smaller ones are compiled without optimisation
     parts = [Part.of(plan, f"op_{i}") for i, plan in enumerate(plans)]
     numbers = _Numbers(plans, nodes)
     leaves: dict[int, str] = {}
@@ -208,7 +209,7 @@ def compose(plans: list[Plan], nodes: list[Node], live: list[tuple[int, int]], d
             ):
                 continue
             operands[-1][o] = f"%g{i}_{o}"
-            _hand_on(operands[-1][o], results[-1][o], out.type, part.products[o], uses[i, o], lines)
+            _hand_on(operands[-1][o], results[-1][o], out.type, contracts and part.products[o], uses[i, o], lines)
     aliases = dict(donations)
     arguments = [
         f"%leaf{i}: {leaves[i]}" + (f" {{tf.aliasing_output = {aliases[i]} : i32}}" if i in aliases else "")
@@ -223,6 +224,11 @@ def compose(plans: list[Plan], nodes: list[Node], live: list[tuple[int, int]], d
         f"module @fused {{\n  func.func public @main({', '.join(arguments)}) -> ({types}) {{\n{body}\n  }}\n"
         f"{functions}\n}}\n"
     )
+
+
+def largest_array(plans: list[Plan]) -> int:
+    """Elements of the largest array that goes into a plan or comes out of one."""
+    return max(max(p.largest_operand, *(o.type.numel for o in p.outputs)) for p in plans)
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------------
@@ -260,7 +266,7 @@ def compile_graph(
     if (entry := disk.load(key)) is not None and entry[1] is not None:
         stats.record("fused", "disk", composed - start, time.perf_counter() - composed, why)
         return entry[1]
-    largest = max(max(p.largest_operand, *(o.type.numel for o in p.outputs)) for p in plans)
+    largest = largest_array(plans)
     reload = platform.kind() == "cpu" and largest <= options.LARGE_ELEMENTS
     try:
         executable = options.compile_text(text, options.fused_flags(largest), reload)

@@ -131,8 +131,11 @@ Numbers::Numbers(const Fusion& fusion, const Batch& batch) {
 
 std::vector<ArrayPtr> Numbers::arrays(DeviceState& device) const {
   std::vector<ArrayPtr> out;
-  for (const auto& bucket : buckets_)
-    out.push_back(device.from_host(bucket.bytes.data(), ArrayType::get(bucket.dtype, {bucket.count})));
+  for (const auto& bucket : buckets_) {
+    const auto* type = ArrayType::get(bucket.dtype, {bucket.count});
+    out.push_back(bucket.random ? device.from_host(bucket.bytes.data(), type)
+                                : device.scalars.get_packed({bucket.bytes.data(), bucket.bytes.size()}, type, device));
+  }
   return out;
 }
 

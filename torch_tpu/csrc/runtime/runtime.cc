@@ -113,9 +113,20 @@ ArrayPtr ScalarCache::get(const ScalarBits& bits, pjrt::DType dtype, DeviceState
   return entry.array;
 }
 
+ArrayPtr ScalarCache::get_packed(std::string_view bytes, const ArrayType* type, DeviceState& device) {
+  const size_t hash = (std::hash<std::string_view>{}(bytes) ^ reinterpret_cast<size_t>(type)) * 0x9E3779B97F4A7C15ull;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (packed_.empty()) packed_.resize(kPacked);
+  Packed& entry = packed_[hash >> 56];
+  if (!entry.array || entry.array->type() != type || entry.bytes != bytes)
+    entry = {std::string(bytes), device.from_host(bytes.data(), type)};
+  return entry.array;
+}
+
 void ScalarCache::clear() {
   std::lock_guard<std::mutex> lock(mutex_);
   entries_.clear();
+  packed_.clear();
 }
 
 // ---- devices

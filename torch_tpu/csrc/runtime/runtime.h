@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -41,6 +42,8 @@ class ScalarCache {
  public:
   ArrayPtr get(const c10::Scalar& value, pjrt::DType dtype, class DeviceState& device);
   ArrayPtr get(const ScalarBits& bits, pjrt::DType dtype, class DeviceState& device);
+  // Several numbers as one array: loops mostly repeat theirs.
+  ArrayPtr get_packed(std::string_view bytes, const ArrayType* type, class DeviceState& device);
   void clear();
 
  private:
@@ -49,9 +52,14 @@ class ScalarCache {
     pjrt::DType dtype = PJRT_Buffer_Type_INVALID;
     ArrayPtr array;
   };
-  static constexpr size_t kEntries = 2048;
+  struct Packed {
+    std::string bytes;
+    ArrayPtr array;
+  };
+  static constexpr size_t kEntries = 2048, kPacked = 256;
   std::mutex mutex_;
   std::vector<Entry> entries_;
+  std::vector<Packed> packed_;
 };
 
 // What a program can find wrong in its data.
