@@ -10,11 +10,14 @@ donated parameters and state. Needs the package ``jax`` for its rows.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # PyTorch's threads would look for work while others' run
 
 import numpy as np
 import torch

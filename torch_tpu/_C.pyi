@@ -55,6 +55,10 @@ class _Executable:
 class _Program:
     hits: int
 
+class _Graph:
+    def __init__(self, name: str, compile: Callable[[list[Any], int], _Program], run_time_integers: bool) -> None: ...
+    def __call__(self, inputs: list[Any]) -> list[Any]: ...
+
 # ---- runtime --------------------------------------------------------------------------------------------------------
 def _set_platform_resolver(
     resolve: Callable[[], tuple[str, str, dict[str, Any], int]], count: Callable[[], int]

@@ -15,7 +15,7 @@ import torch
 
 
 def install() -> None:
-    wrapper = torch._TorchCompileInductorWrapper
+    wrapper: Any = torch._TorchCompileInductorWrapper
     call, initialise, apply, equal = wrapper.__call__, wrapper.__init__, wrapper.apply_options, wrapper.__eq__
 
     def __init__(self: Any, mode: Any, options: Any, *args: Any, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from torch_tpu.programs import options
 
 
 def custom_compiler_options(chosen: Mapping[str, bool | int | float | str]) -> AbstractContextManager[None]:
-    """Compiles with further XLA options: ``with custom_compiler_options({"xla_cpu_enable_fast_math": True}): ...``.
+    """Further XLA options for a block, by name: ``{"xla_cpu_enable_fast_math": True}``.
 
     Functions under ``torch.compile`` that are called in the block, and their backward passes, run programs that were
     compiled with these options; outside of it they run others. Of nested blocks the inner one counts first. Operators

@@ -59,6 +59,7 @@ def tpu(
         inputs: Its inputs, as fake tensors.
         mode: As ``torch.compile``'s; see ``docs/compile.md``.
         options: See :class:`torch_tpu.compile.settings.Settings`.
+        kwargs: Options too.
 
     Raises:
         ValueError: An option is unknown or cannot be what it is set to.
@@ -79,7 +80,8 @@ def tpu(
     )
     caches = settings.serializable and settings.debug_callback is None
     always = {} if caches else {"enable_autograd_cache": False, "strict_autograd_cache": False}
-    with functorch_config.patch({**_AOT, **always}), torch.compiler.config.patch(cache_key_tag=_cache_tag(settings)):
+    compiler_config: Any = torch.compiler.config
+    with functorch_config.patch({**_AOT, **always}), compiler_config.patch(cache_key_tag=_cache_tag(settings)):
         return backend(module, inputs)
 
 
@@ -138,7 +140,8 @@ class _Compiler:
         context = torch._guards.TracingContext.try_get()
         if self.role == "forward" and context is not None and context.fw_metadata is not None:
             return context.fw_metadata.num_forward
-        return len(module.graph.output_node().args[0])
+        returned: Any = module.graph.output_node().args[0]
+        return len(returned)
 
     def _bounded(self, name: str, module: GraphModule, visible: int) -> BoundedGraph | None:
         """The graph with bounds, which starts to be compiled; None if it is compiled for each size."""

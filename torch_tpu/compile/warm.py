@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -57,11 +57,8 @@ def async_compile(
     with _room_for(len(calls)), torch.set_grad_enabled(torch.is_grad_enabled() and not no_grad):
         for args, kwargs in calls:
             submitter = _Submitter()
-            with _naming(args, kwargs), submitter.watching():
-                try:
-                    compiled(*args, **kwargs)
-                except _Submitted:
-                    pass
+            with _naming(args, kwargs), submitter.watching(), suppress(_Submitted):
+                compiled(*args, **kwargs)
             started.append(submitter.started)
         for (args, kwargs), futures in zip(calls, started, strict=True):
             with _naming(args, kwargs):
