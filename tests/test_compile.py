@@ -490,3 +490,17 @@ def test_a_check_inside_a_loop_is_reported(x: torch.Tensor) -> None:
         torch.compile(f, fullgraph=True)(x)
         with pytest.raises(IndexError, match="index out of range in aten::index"):
             torch.accelerator.synchronize()
+
+
+def test_a_tensor_of_no_elements_in_a_graph() -> None:
+    """As caches of keys and values begin, in graphs with gradients and open sizes."""
+
+    @torch.compile
+    def joined(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.tensor([], dtype=x.dtype, device=x.device), x * 2])
+
+    for size in (3, 4, 5):
+        x = torch.ones(size, device="tpu", requires_grad=True)
+        y = joined(x)
+        y.sum().backward()
+        assert y.tolist() == [2.0] * size and x.grad is not None and x.grad.tolist() == [2.0] * size

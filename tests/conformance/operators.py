@@ -5,6 +5,7 @@ Values, in-place and ``out=`` forms, layouts of arguments, gradients, errors.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -215,7 +216,7 @@ class _Runner:
             expected = self._on_cpu(lambda: self._call(here))
         except _OnCpu:
             return False
-        with HostWork() as host:
+        with HostWork() as host, _named_device(there):
             actual = self._call(there)
         self._compare(actual, expected, there, here)
         if host.found:
@@ -353,6 +354,12 @@ class _Runner:
                 raise Mismatch(f"exception: {_named(error)} instead of {_named(expected)}") from None
             return True
         raise Mismatch(f"exception: none instead of {_named(expected)}")
+
+
+def _named_device(sample: Sample) -> contextlib.AbstractContextManager[Any]:
+    """Makes the device the default one for a call that names none, neither by itself nor with a tensor."""
+    named = any(isinstance(x, torch.Tensor | torch.device) for x in tree_leaves(sample.arguments))
+    return contextlib.nullcontext() if named or "device" in sample.kwargs else torch.device("tpu")
 
 
 def _named(error: Exception) -> str:

@@ -66,6 +66,19 @@ def test_attention(name: str) -> None:
         torch.testing.assert_close(got, want, **close)
 
 
+@pytest.mark.parametrize(("keys", "values"), [(2, 4), (4, 2), (1, 2), (2, 2)])
+def test_keys_and_values_may_have_other_numbers_of_heads(keys: int, values: int) -> None:
+    made = [torch.randn(2, 4, 5, 8), torch.randn(2, keys, 7, 8), torch.randn(2, values, 7, 6)]
+    results = []
+    for device in ("cpu", "tpu"):
+        leaves = [t.detach().to(device).requires_grad_() for t in made]
+        with torch.tpu.precision(torch.tpu.Precision.HIGHEST):
+            out = scaled_dot_product_attention(*leaves, enable_gqa=True)
+            out.pow(2).sum().backward()
+        results.append([out.detach().cpu(), *(t.grad.cpu() for t in leaves)])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
 def test_dropout_and_its_gradient() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 2, 16, 8), torch.randn(2, 2, 64, 8), torch.eye(64).expand(2, 2, 64, 64).contiguous()

@@ -144,7 +144,7 @@ class View(Sequence[ProgramView]):
         return "\n".join([*map(str, self), *(f"// ==== {name} runs operator by operator" for name in self.eager)])
 
     def __repr__(self) -> str:
-        return f"<{len(self)} compiled programs: {', '.join(p.name for p in self)}>"
+        return f"<{len(self)} compiled program{'s' * (len(self) != 1)}: {', '.join(p.name for p in self)}>"
 
 
 class _Collector(Watcher):

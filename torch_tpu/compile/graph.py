@@ -508,6 +508,8 @@ class CompiledGraph(OutputCode):
             assert isinstance(module, GraphModule)
             self.module = module
             self.pair = self.pair.known()
+            if self.pair.problem and not self.is_backward:
+                self.pair.give_up(self.pair.problem)  # says it in this process too
             known = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
             made = runnable(self.name, module, self.settings, self.pair, self.visible, self.is_backward, inputs=known)
             self.parts = {options.scope(): made}

@@ -65,6 +65,8 @@ class Attention:
     @staticmethod
     def of(query: Value, key: Value, value: Value, bias: Value | None, scale: Scalar | None, causal: bool) -> Attention:
         query, key, value = (_four(v) for v in (query, key, value))
+        groups = max(key.shape[1], value.shape[1])
+        key, value = _repeated(key, groups), _repeated(value, groups)
         batch, heads, length, width = query.shape
         full = (batch, heads, length, key.shape[2])
         scale = 1 / math.sqrt(width) if scale is None else scale
@@ -94,6 +96,23 @@ class Attention:
 
 def _four(x: Value) -> Value:
     return hlo.expand_dims(x, [0]) if x.ndim == 3 else x
+
+
+def _repeated(x: Value, heads: int) -> Value:
+    """Each head as often as it takes: keys may have fewer heads than values, or values fewer than keys."""
+    batch, own, *rest = x.shape
+    if own in (0, heads):
+        return x
+    spread = hlo.broadcast_in_dim(x, (batch, own, heads // own, *rest), [0, 1, 3, 4])
+    return hlo.reshape(spread, (batch, heads, *rest))
+
+
+def _summed(x: Value, heads: int) -> Value:
+    """The gradient of :func:`_repeated`."""
+    batch, repeated, *rest = x.shape
+    if heads in (0, repeated):
+        return x
+    return hlo.reduce_one(hlo.reshape(x, (batch, heads, repeated // heads, *rest)), 0, [2], hlo.add)
 
 
 def fold(x: Value, heads: int) -> Value:
@@ -177,13 +196,14 @@ def attention_backward(
     by_score = weights * (by_weight - hlo.broadcast_to(mean, s.shape))
     narrow = a.folded(hlo.convert(by_score, query.dtype))
     finish = lambda x, like: hlo.reshape(hlo.convert(x, like.dtype), like.shape)  # noqa: E731
+    per_head = lambda x, like: finish(_summed(x, _four(like).shape[1]), like)  # noqa: E731
     grads: list[Value | None] = [None] * 4
     if mask[0]:
         grads[0] = finish(a.scaled(_rows_by_columns(narrow, a.key, (3, 2))), query)
     if mask[1]:
-        grads[1] = finish(a.scaled(_rows_by_columns(narrow, a.query, (2, 2))), key)
+        grads[1] = per_head(a.scaled(_rows_by_columns(narrow, a.query, (2, 2))), key)
     if mask[2]:
-        grads[2] = finish(_rows_by_columns(a.folded(hlo.convert(dropped, value.dtype)), go, (2, 2)), value)
+        grads[2] = per_head(_rows_by_columns(a.folded(hlo.convert(dropped, value.dtype)), go, (2, 2)), value)
     if mask[3] and bias is not None:
         grads[3] = hlo.convert(_sum_to(by_score, bias.shape), bias.dtype)
     return grads

@@ -74,8 +74,8 @@ def origin(node: Node) -> str:
     """Where a node comes from: the user's line, else the module of PyTorch's whose operator it is, or nothing."""
     if line := user_line(node):
         return line
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    *_, (path, kind) = (("", None), *stack.values())
+    stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path, kind = [("", None), *stack.values()][-1]
     name = re.sub(r"\['?(\w+)'?\]", r".\1", re.sub(r"^L\['\w+'\]|\._modules", "", str(path))).strip(".")
     return f"{getattr(kind, '__name__', kind)} {name}".strip() if kind is not None else ""
 

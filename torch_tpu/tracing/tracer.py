@@ -300,7 +300,9 @@ class Tracer:
         return cell.base
 
     def _embed(self, t: torch.Tensor) -> Value:
-        """A CPU tensor that a decomposition made becomes a constant."""
+        """A CPU tensor that a decomposition made becomes a constant; one without elements holds nothing to read."""
+        if t.numel() == 0:
+            return hlo.constant(0, t.dtype, tuple(t.shape))
         if t.device.type != "cpu" or t.numel() > 4096:
             raise LoweringError(f"a {t.device.type} tensor of {t.numel()} elements inside a decomposition")
         flat = t.detach().resolve_conj().resolve_neg().reshape(-1).tolist()
