@@ -107,6 +107,20 @@ def test_a_module_without_lines_of_the_users_is_named_by_its_path(x: torch.Tenso
     assert 'loc("aten::addmm in Linear 0")' in shown[0].stablehlo
 
 
+def test_show_of_graphs_from_autograds_cache_has_the_lines(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch, torch_tpu\n"
+        "f = torch.compile(lambda x: x.sin().sum())\n"
+        "shown = torch_tpu.show(f, torch.ones(3, device='tpu', requires_grad=True))\n"
+        "print([c['source'] for c in torch.tpu.compile_stats()['compiles'] if c['op'].startswith('graph')])\n"
+        "print([p.stablehlo.count('mine.py') > 0 for p in shown])\n"
+    )
+    run = f"import runpy; runpy.run_path({str(tmp_path / 'mine.py')!r})"
+    first, second = (python(run).stdout.splitlines() for _ in range(2))
+    assert first == ["['compiled', 'compiled']", "[True, True]"]
+    assert second[0] in ("['disk', 'disk']", "['disk']") and "False" not in second[1]
+
+
 # ---- the structured trace -------------------------------------------------------------------------------------------
 def test_the_structured_trace_has_graphs_and_programs(tmp_path: Path) -> None:
     python(
@@ -209,6 +223,15 @@ def test_what_has_no_effect_on_tpu_warns(x: torch.Tensor) -> None:
 def test_bounds_are_multiples_of_the_bucket_size(x: torch.Tensor) -> None:
     torch.compile(lambda x: x.sum(0), dynamic=True, options={"bucket_size": 6})(x)
     assert "<=6" in named("graph")[0]["op"]
+
+
+def test_a_range_is_divided_into_buckets() -> None:
+    f = torch.compile(lambda x: x.sum(0), options={"num_dynamic_buckets": 4})
+    for n in (9, 20, 31, 5, 3):  # 5 rows fit well enough into 16
+        x = torch.randn(n, 3, device="tpu")
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=32)
+        torch.testing.assert_close(f(x).cpu(), x.sum(0).cpu())
+    assert [c["op"].partition("<=")[2] for c in named("graph")] == ["16]", "24]", "32]", "8]"]
 
 
 def test_the_debug_callback_gets_each_program(x: torch.Tensor) -> None:
@@ -375,6 +398,17 @@ def test_the_eager_fallback_runs_operator_by_operator_with_one_warning(
         second = f(x)
     for got in (first, second):
         torch.testing.assert_close(got.cpu(), (x.sin() * 3 + 1).cpu())
+
+
+@pytest.mark.parametrize("what", ["rule's error", "text refused"])
+def test_a_backward_pass_falls_back_too(what: str, x: torch.Tensor) -> None:
+    op = _operator(RULES[what][0])
+    _library.impl(op.name().partition("::")[2], lambda x: x * 3, "PrivateUse1")
+    leaf = x.clone().requires_grad_()
+    with pytest.warns(UserWarning, match=f"(?s)operator by operator.*{op.name()}"):
+        f = torch.compile(lambda x: _Backward.apply(x.sin(), op).sum(), options={"fallback": "eager"})
+        f(leaf).backward()
+    torch.testing.assert_close(leaf.grad.cpu(), (3 * x.cos()).cpu())
 
 
 def test_without_the_fallback_nothing_runs_eagerly(x: torch.Tensor) -> None:

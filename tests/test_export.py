@@ -94,7 +94,8 @@ def test_the_text_has_the_calling_convention_and_the_users_lines(model: nn.Modul
     assert ("0", "parameter linear.weight") in named and named[-1][1] == "user input x"
     arguments = re.search(r"@main\((.*?)\) ->", text)[1]  # type: ignore[index]
     assert arguments.count("%arg") == len(named) and f"%arg{len(named) - 1}: tensor<5x8xf32>" in arguments
-    assert 'loc("aten::' in text and "test_export.py" in text and "reduce_precision" not in text
+    assert 'loc("aten::addmm"("' in text and "test_export.py" in text and "linear.py" not in text
+    assert "reduce_precision" not in text
     _C._compile(text, {})
     assert exported_to_mlir(export(model, (_x(),))).startswith("// %arg0")
 

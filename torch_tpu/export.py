@@ -284,8 +284,8 @@ def stablehlo(ep: ExportedProgram, precision: str | None = None) -> str:
 
     The arguments of ``@main`` are, in order: one int64 for each size that changes, then parameters, buffers and
     constants, then the user's inputs; comments at the beginning name them. The results are the new values of what the
-    program writes, then the user's. Arrays whose sizes change are as large as their bounds; results of such sizes are
-    flat, with the real elements first.
+    program writes, then the user's. Arrays whose sizes change are flat, as long as for their bounds, with the real
+    elements first.
 
     Args:
         ep: The program, whatever device it was exported on.

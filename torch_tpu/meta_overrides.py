@@ -42,4 +42,4 @@ def _grouped(x: Any, y: Any, scale_a: Any, scale_b: Any, **options: Any) -> Any:
 def install() -> None:
     """Puts the functions in the place of PyTorch's, for tensors of this device and for traces."""
     _meta_registrations.device_hint = _hint
-    _meta_registrations._meta_grouped_mm_common = _grouped
+    _meta_registrations._meta_grouped_mm_common = _grouped  # type: ignore[assignment]

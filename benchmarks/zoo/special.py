@@ -68,6 +68,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dots1": {"set": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2}},
     "donut-swin": {"set": {"image_size": 224}},
     "esm": {"set": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32}},
+    "levit": {"set": {"image_size": 128}},  # statistics of a batch over more than one place
+    "mask2former": {
+        "set": {"feature_size": 32, "mask_feature_size": 32}
+    },  # else it has convolutions outside of modules
     "falcon_h1": {"set": {"mamba_d_ssm": 64}},
     "glm4v": {"set": {"text_config.rope_parameters": _sections(2, 1, 1)}},
     "glm46v": {"set": {"text_config.rope_parameters": _sections(2, 1, 1)}},

@@ -95,7 +95,7 @@ class Buckets:
         """Whether the guards that look at size ``i`` and those before it hold."""
         known = dict(zip(self.symbols[: i + 1], map(sympy.Integer, bounds), strict=False))
         for guard in self.guards:
-            if self.symbols[i] in guard.free_symbols and guard.free_symbols <= set(known):
-                if guard.xreplace(known) == sympy.false:
-                    return False
+            looks = self.symbols[i] in guard.free_symbols and guard.free_symbols <= set(known)
+            if looks and guard.xreplace(known) == sympy.false:
+                return False
         return True

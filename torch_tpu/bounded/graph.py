@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 import logging
+import math
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ class _Exact(BoundedInterpreter):
     def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
         outputs = super().run(module, inputs)
         nodes = _results(module)
-        returned = []
+        returned: list[Any] = []
         for i, (node, value) in enumerate(zip(nodes, outputs, strict=True)):
             if not isinstance(value, Tensor):
                 returned.append(None)

@@ -84,7 +84,8 @@ class Function:
         else:
             results = tuple(Value(f"{name}#{i}", t.shape, t.dtype, self) for i, t in enumerate(types))
             left = f"{name}:{len(types)}"
-        self._lines.append(" " * self._indent + f"{left} = {text}" + (f" loc({self.location})" if self.location else ""))
+        place = f" loc({self.location})" if self.location else ""
+        self._lines.append(" " * self._indent + f"{left} = {text}{place}")
         if pure:
             self._known[-1][text] = results
         return results

@@ -7,6 +7,7 @@ decomposition do, so a compiled function means what its operators mean one by on
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,9 +23,12 @@ from torch_tpu.tracing.tracer import LoweringError, Tracer
 #: The key of ``torch.fx.traceback.annotate`` under which ``torch.tpu.precision`` leaves its level.
 PRECISION = "torch_tpu.precision"
 
-#: Rules of higher-order operators by name: called with the tracer, the function that runs a subgraph, and the arguments.
+#: Rules of higher-order operators by name: called with the interpreter that runs subgraphs, and the arguments.
 HigherOrderRule = Callable[..., Any]
 _higher_order: dict[str, HigherOrderRule] = {}
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class CompileError(RuntimeError):
@@ -56,6 +60,7 @@ def user_line(node: Node) -> str:
     frames = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip().startswith("File ")]
     if not frames:
         return ""
+    frames = [frame for frame in frames if _TORCH not in frame] or frames  # torch.export has PyTorch's modules too
     path, _, rest = frames[-1].removeprefix('File "').partition('", line ')
     return f"{path}:{rest.partition(',')[0]}"
 
