@@ -27,12 +27,15 @@ class Entry(NamedTuple):
         return f"{self.architecture}/{self.cls}"
 
 
+_SKIPPED = ("CONFIG_MAPPING_NAMES", "MODEL_FOR_PRETRAINING_MAPPING_NAMES")
+
+
 def _mappings() -> dict[str, dict[str, str]]:
     from transformers.models.auto import modeling_auto
 
     found = {}
     for name in dir(modeling_auto):
-        if name.endswith("_MAPPING_NAMES") and name != "MODEL_FOR_PRETRAINING_MAPPING_NAMES":
+        if name.endswith("_MAPPING_NAMES") and name not in _SKIPPED:
             family = name.removesuffix("_MAPPING_NAMES").removeprefix("MODEL_FOR_")
             found[family] = {
                 key: value if isinstance(value, str) else value[0]
