@@ -1,4 +1,4 @@
-"""Strict runs ahead and reports later; Debug waits and reports at the line; Fused says that it is not there yet."""
+"""Strict runs ahead and reports later; Debug waits and reports at the line; tests/test_fused.py has Fused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.support import python
 
 EagerMode = torch.tpu.EagerMode
-STRICT, DEBUG, FUSED = EagerMode.DEFER_NEVER, EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING, EagerMode.DEFER_AND_FUSE
+STRICT, DEBUG = EagerMode.DEFER_NEVER, EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
 
 
 @pytest.fixture(autouse=True)
@@ -192,17 +192,6 @@ def test_a_block_is_left_by_an_exception_too() -> None:
     assert torch.tpu.eager_mode is STRICT
 
 
-def test_fused_mode_is_refused_in_a_sentence() -> None:
-    with pytest.raises(NotImplementedError, match="DEFER_AND_FUSE is not available yet"):
-        torch.tpu.eager_mode = FUSED
-    with (
-        pytest.raises(NotImplementedError, match="DEFER_AND_FUSE is not available yet"),
-        torch.tpu.set_eager_mode(FUSED),
-    ):
-        raise AssertionError("the block ran")
-    assert torch.tpu.eager_mode is STRICT
-
-
 def test_a_mode_must_be_a_mode() -> None:
     with pytest.raises(ValueError, match=r"Expected a torch.tpu.EagerMode, got 'Debug'"):
         torch.tpu.eager_mode = "Debug"
@@ -234,10 +223,10 @@ def test_environment_variables_choose_the_mode() -> None:
             **{name: "1"},
         )
         assert done.stdout.split() == ["DEFER_NEVER_AND_LAUNCH_BLOCKING", "DEFER_NEVER"]
-    done = python(code, TORCH_TPU_DEFER_AND_FUSE="1")
-    assert done.stdout.strip() == "DEFER_NEVER" and "Fused eager mode is not available yet" in done.stderr
+    for name in ("TORCH_TPU_DEFER_AND_FUSE", "TPU_DEFER_AND_FUSE"):
+        assert python(code, **{name: "1"}).stdout.strip() == "DEFER_AND_FUSE"
     done = python(code, TORCH_TPU_DEFER_AND_FUSE="1", TORCH_TPU_LAUNCH_BLOCKING="1")
-    assert done.stdout.strip() == "DEFER_NEVER_AND_LAUNCH_BLOCKING" and "Fused" not in done.stderr
+    assert done.stdout.strip() == "DEFER_NEVER_AND_LAUNCH_BLOCKING"
 
 
 def test_a_variable_that_makes_no_sense_is_refused_by_name() -> None:

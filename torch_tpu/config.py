@@ -52,8 +52,9 @@ VARIABLES = {
             "TORCH_TPU_LAUNCH_BLOCKING", False, "Debug eager mode: wait after each operator and raise at its line"
         ),
         Variable("TPU_LAUNCH_BLOCKING", False, "older name of TORCH_TPU_LAUNCH_BLOCKING"),
-        Variable("TORCH_TPU_DEFER_AND_FUSE", False, "Fused eager mode (not available yet)"),
+        Variable("TORCH_TPU_DEFER_AND_FUSE", False, "Fused eager mode: record operators, run several as one program"),
         Variable("TPU_DEFER_AND_FUSE", False, "older name of TORCH_TPU_DEFER_AND_FUSE"),
+        Variable("TORCH_TPU_FUSE_LIMIT", 512, "the most operators that Fused eager mode makes one program of"),
         Variable("TORCH_TPU_CACHE", True, "keep compiled programs on disk"),
         Variable("TORCH_TPU_CACHE_DIR", "", "folder of the disk cache; default: the user's cache folder"),
         Variable("TORCH_TPU_CACHE_BYTES", 4 << 30, "size bound of the disk cache"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import sys
 import types
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from torch_tpu import _C, compiler, config, platform
+from torch_tpu.programs import fused
 from torch_tpu.programs.options import (
     allow_excess_precision as excess_precision_allowed,
 )
@@ -386,7 +386,8 @@ class EagerMode(enum.Enum):
 
     ``DEFER_NEVER`` (Strict, the default) runs each operator asynchronously as its own program;
     ``DEFER_NEVER_AND_LAUNCH_BLOCKING`` (Debug) also waits for each and raises at its line; ``DEFER_AND_FUSE`` (Fused)
-    records operators and runs several as one program.
+    records operators, and when a value is read, the device is synchronised, an optimizer has made its step, or
+    ``TORCH_TPU_FUSE_LIMIT`` operators have been recorded, runs what of them is needed as one program.
     """
 
     DEFER_NEVER = 0
@@ -398,13 +399,13 @@ def _mode_number(mode: EagerMode) -> int:
     if not isinstance(mode, EagerMode):
         raise ValueError(f"Expected a torch.tpu.EagerMode, got {mode!r}.")
     if mode is EagerMode.DEFER_AND_FUSE:
-        raise NotImplementedError("torch.tpu.EagerMode.DEFER_AND_FUSE is not available yet; use DEFER_NEVER.")
+        fused.install()
     return mode.value
 
 
 @contextmanager
 def set_eager_mode(mode: EagerMode) -> Iterator[None]:
-    """Runs a block of this thread in another eager mode.
+    """Runs a block of this thread in another eager mode. What a Fused block has recorded runs at its end.
 
     Raises:
         RuntimeError: It is called inside of a compiled function, whose operators have no eager mode.
@@ -414,8 +415,12 @@ def set_eager_mode(mode: EagerMode) -> Iterator[None]:
     previous = _C._exchange_scoped_mode(_mode_number(mode))
     try:
         yield
-    finally:
+    except BaseException:
         _C._exchange_scoped_mode(previous)
+        raise
+    _C._exchange_scoped_mode(previous)
+    if mode is EagerMode.DEFER_AND_FUSE:
+        _C._flush()
 
 
 class _Module(types.ModuleType):
@@ -433,7 +438,10 @@ class _Module(types.ModuleType):
 
     @eager_mode.setter
     def eager_mode(self, mode: EagerMode) -> None:
+        leaves = self.eager_mode is EagerMode.DEFER_AND_FUSE
         _C._set_mode(_mode_number(mode))
+        if leaves:
+            _C._flush()
 
     @property
     def allow_excess_precision(self) -> bool:
@@ -493,9 +501,8 @@ def _apply_environment() -> None:
     if config.get("TORCH_TPU_LAUNCH_BLOCKING") or config.get("TPU_LAUNCH_BLOCKING"):
         _C._set_mode(EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING.value)
     elif config.get("TORCH_TPU_DEFER_AND_FUSE") or config.get("TPU_DEFER_AND_FUSE"):
-        warnings.warn(
-            "torch_tpu: TORCH_TPU_DEFER_AND_FUSE has no effect: Fused eager mode is not available yet.", stacklevel=2
-        )
+        _C._set_mode(_mode_number(EagerMode.DEFER_AND_FUSE))
+    _C._set_fuse_limit(config.get("TORCH_TPU_FUSE_LIMIT"))
     _C._set_table_capacity(config.get("TORCH_TPU_MAX_PROGRAMS"))
 
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "compile/graph.h"
+#include "eager/graph.h"
 #include "eager/kernel.h"
 #include "eager/registration.h"
 #include "runtime/cell.h"
@@ -58,26 +59,20 @@ OperandKind operand_kind(const std::string& kind) {
   return kinds.at(kind);
 }
 
-// A compiled program on its way from the plugin to the table.
-struct Executable {
-  std::unique_ptr<pjrt::Executable> executable;
-  std::string bytes;  // its serialised form, where known: XLA's CPU client cannot serialise what it has loaded
-
-  std::string serialize() const { return bytes.empty() ? executable->serialize() : bytes; }
-};
-
-std::shared_ptr<Program> make_program(Executable& executable, const std::string& name,
-                                      const std::vector<std::tuple<std::string, int32_t, int>>& operands,
-                                      const std::vector<std::tuple<int32_t, int, Dims>>& outputs,
-                                      const py::list& results,
-                                      const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
-                                      std::vector<std::pair<int32_t, int32_t>> donations, uint64_t rng_blocks,
-                                      bool uses_precision, bool brief,
-                                      const std::vector<std::pair<std::string, std::string>>& faults) {
+std::shared_ptr<Program> make_program(
+    Compiled* compiled, const std::string& name, const std::vector<std::tuple<std::string, int32_t, int>>& operands,
+    const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
+    const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes, std::vector<std::pair<int32_t, int32_t>> donations,
+    uint64_t rng_blocks, bool uses_precision, bool brief,
+    const std::vector<std::pair<std::string, std::string>>& faults, const py::bytes& plan, const std::string& line) {
   auto program = std::make_shared<Program>();
   program->name = name;
-  program->executable = std::move(executable.executable);
-  TORCH_INTERNAL_ASSERT(program->executable && program->executable->num_outputs() == outputs.size());
+  if (compiled) {
+    TORCH_INTERNAL_ASSERT(compiled->executable && compiled->executable->num_outputs() == outputs.size());
+    program->executable = compiled->executable.release();
+  }
+  program->plan = plan;
+  program->line = line;
   for (const auto& [kind, index, dtype] : operands)
     program->operands.push_back({operand_kind(kind), index, to_pjrt(static_cast<c10::ScalarType>(dtype))});
   for (const auto& [slot, dtype, dims] : outputs) {
@@ -110,7 +105,7 @@ std::unique_ptr<pjrt::Executable> loaded(std::string_view bytes) {
   return runtime.client().deserialize(bytes, runtime.platform().name == "cpu" ? &kNone : nullptr);
 }
 
-Executable compile(const std::string& text, const Flags& flags, bool reload) {
+Compiled compile(const std::string& text, const Flags& flags, bool reload) {
   py::gil_scoped_release unlocked;
   pjrt::CompileOptions options;
   options.flags = flags;
@@ -120,7 +115,7 @@ Executable compile(const std::string& text, const Flags& flags, bool reload) {
   return {loaded(bytes), std::move(bytes)};
 }
 
-Executable load(const py::bytes& bytes) {
+Compiled load(const py::bytes& bytes) {
   const std::string_view view = bytes;
   py::gil_scoped_release unlocked;
   return {loaded(view), std::string(view)};
@@ -183,17 +178,15 @@ void bind_runtime(py::module_& m) {
 }
 
 void bind_programs(py::module_& m) {
-  py::class_<Executable>(m, "_Executable").def("serialize", [](const Executable& e) {
-    return py::bytes(e.serialize());
-  });
+  py::class_<Compiled>(m, "_Executable").def("serialize", [](const Compiled& e) { return py::bytes(e.serialize()); });
   py::class_<Program, std::shared_ptr<Program>>(m, "_Program").def_property_readonly("hits", [](const Program& p) {
     return p.hits;
   });
-  py::class_<Graph>(m, "_Graph")
+  py::class_<CompiledGraph>(m, "_Graph")
       .def(py::init<std::string, py::object, bool>(), py::arg("name"), py::arg("compile"),
            py::arg("run_time_integers") = false)
-      .def("__call__", &Graph::operator())
-      .def_property_readonly("name", &Graph::name);
+      .def("__call__", &CompiledGraph::operator())
+      .def_property_readonly("name", &CompiledGraph::name);
   m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false);
   m.def("_load", &load);
   m.def("_array_shape", [](const at::Tensor& tensor) -> std::optional<Dims> {
@@ -222,6 +215,12 @@ void bind_modes(py::module_& m) {
   m.def("_mode", [] { return static_cast<int>(current_mode()); });
   m.def("_set_mode", [](int mode) { set_mode(static_cast<Mode>(mode)); });
   m.def("_exchange_scoped_mode", &exchange_scoped_mode);
+  m.def("_flush", [] {
+    py::gil_scoped_release unlocked;
+    if (!Runtime::usable()) return;
+    for (int i = 0; i < Runtime::device_count(); ++i) Runtime::get().device(static_cast<c10::DeviceIndex>(i)).flush();
+  });
+  m.def("_set_fuse_limit", &set_graph_limit);
 }
 
 }  // namespace

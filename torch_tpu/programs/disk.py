@@ -28,7 +28,7 @@ from torch_tpu.programs import options
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.program import Operand, Output, Plan, Result, TensorArgument
 
-_MAGIC = b"torch_tpu program 3\n"
+_MAGIC = b"torch_tpu program 4\n"
 _SUFFIX = ".program"
 _SWEEP_EVERY = 256  # stores between checks of the folder's size
 
@@ -110,11 +110,19 @@ def key_of(name: str, description: list[Any], precision: str) -> str:
     return digest.hexdigest()
 
 
+def key_of_module(text: str) -> str:
+    """The entry's name for a module that is compiled as it is."""
+    digest = hashlib.sha256(_foundation())
+    digest.update(f"{options.identity()}\0{text}".encode())
+    return digest.hexdigest()
+
+
 def _path(key: str) -> Path:
     return folder() / key[:2] / (key + _SUFFIX)
 
 
-def _pack(plan: Plan, executable: bytes) -> bytes:
+def pack_plan(plan: Plan) -> bytes:
+    """A plan as bytes; it keeps its text."""
     from torch_tpu.programs.eager import CODE_OF_DTYPE as codes
 
     def result(r: Any) -> Any:
@@ -124,9 +132,10 @@ def _pack(plan: Plan, executable: bytes) -> bytes:
             return [result(x) for x in r]
         return (*r[:2], r.same, codes[r.dtype], r.sizes, r.strides, r.offset)
 
-    payload = pickle.dumps(
+    return pickle.dumps(
         (
             plan.name,
+            plan.text,
             [(o.kind, o.index, codes[o.dtype]) for o in plan.operands],
             [(o.slot, o.type.shape, codes[o.type.dtype]) for o in plan.outputs],
             [result(r) for r in plan.results],
@@ -136,20 +145,31 @@ def _pack(plan: Plan, executable: bytes) -> bytes:
             plan.uses_precision,
             plan.brief,
             plan.faults,
-            executable,
+            plan.largest_operand,
+            plan.work,
         )
     )
+
+
+def _pack(plan: bytes, executable: bytes) -> bytes:
+    payload = pickle.dumps((plan, executable))
     return _MAGIC + hashlib.sha256(payload).digest() + payload
 
 
-def _unpack(data: bytes) -> tuple[Plan, bytes]:
-    from torch_tpu.programs.eager import DTYPE_OF_CODE as dtypes
-
+def _unpack(data: bytes) -> tuple[bytes, bytes]:
+    """(packed plan, serialised executable) of an entry; the latter is empty where nobody has compiled the plan."""
     size = len(_MAGIC)
     if not data.startswith(_MAGIC):
         raise ValueError("it is not an entry of this version")
     if hashlib.sha256(data[size + 32 :]).digest() != data[size : size + 32]:
         raise ValueError("its checksum is wrong")
+    plan, executable = pickle.loads(data[size + 32 :])
+    return plan, executable
+
+
+def unpack_plan(data: bytes) -> Plan:
+    """The plan of :func:`pack_plan`."""
+    from torch_tpu.programs.eager import DTYPE_OF_CODE as dtypes
 
     def result(r: Any) -> Any:
         if r is None or isinstance(r, int):
@@ -159,27 +179,22 @@ def _unpack(data: bytes) -> tuple[Plan, bytes]:
         output, position, same, dtype, sizes, strides, offset = r
         return Result(output, position, same, dtypes[dtype], sizes, strides, offset)
 
-    name, operands, outputs, results, resizes, donations, rng, precision, brief, faults, executable = pickle.loads(
-        data[size + 32 :]
-    )
-    plan = Plan(
+    name, text, operands, outputs, results, *rest = pickle.loads(data)
+    return Plan(
         name,
-        "",
+        text,
         [Operand(kind, index, dtypes[code]) for kind, index, code in operands],
         [Output(slot, Type(shape, dtypes[code])) for slot, shape, code in outputs],
         [result(r) for r in results],
-        resizes,
-        donations,
-        rng,
-        precision,
-        brief,
-        faults,
+        *rest,
     )
-    return plan, executable
 
 
-def load(key: str) -> tuple[Plan, Any] | None:
-    """(plan, loaded executable) of an entry, or None. A damaged entry is removed with a warning."""
+def load(key: str, *, executable: bool = True) -> tuple[Plan, Any] | None:
+    """(plan, loaded executable) of an entry, or None. A damaged entry is removed with a warning.
+
+    The executable is None if the entry has none, or if none is asked for.
+    """
     if not enabled():
         return None
     path = _path(key)
@@ -191,8 +206,9 @@ def load(key: str) -> tuple[Plan, Any] | None:
         _give_up(f"cannot be read ({error}); this process goes on without it")
         return None
     try:
-        plan, executable = _unpack(data)
-        loaded = _C._load(executable)
+        packed, code = _unpack(data)
+        loaded = _C._load(code) if executable and code else None
+        plan = unpack_plan(packed)
     except Exception as error:  # whatever is wrong with the entry, compiling again is right
         warnings.warn(f"torch_tpu: dropped the cache entry {path.name}: {error}.", stacklevel=2)
         _remove_if_possible(path)
@@ -201,14 +217,17 @@ def load(key: str) -> tuple[Plan, Any] | None:
     return plan, loaded
 
 
-def store(key: str, plan: Plan, executable: Any) -> None:
-    """Writes an entry. A folder that cannot be written is a warning, once; its entries are still read."""
+def store(key: str, plan: Plan, executable: Any | None) -> None:
+    """Writes an entry, of a plan alone if there is no executable.
+
+    A folder that cannot be written is a warning, once; its entries are still read.
+    """
     global _stores
     if not enabled() or _read_only:
         return
     path = _path(key)
     try:
-        data = _pack(plan, executable.serialize())
+        data = _pack(pack_plan(plan), b"" if executable is None else executable.serialize())
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
         try:
@@ -276,7 +295,7 @@ def entries() -> list[tuple[Path, int, float]]:
 def operator_of(path: Path) -> str:
     """The operator of an entry, or what is wrong with it."""
     try:
-        return _unpack(path.read_bytes())[0].name
+        return unpack_plan(_unpack(path.read_bytes())[0]).name
     except Exception as error:  # whatever is wrong with the entry is the answer
         return f"damaged: {error}"
 

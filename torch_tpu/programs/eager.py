@@ -12,7 +12,7 @@ import torch
 from torch_tpu import _C, platform
 from torch_tpu.lowering.data_dependent import HOST_COMPOSITES
 from torch_tpu.lowering.random import CHECKED
-from torch_tpu.programs import disk, errors, fallback, options, stats
+from torch_tpu.programs import disk, errors, fallback, fused, options, stats
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgument, Plan, Result, TensorArgument, build
 from torch_tpu.tracing.schema import op_info, registry_name, resolve
@@ -139,28 +139,58 @@ def _with_kinds(description: list[Any]) -> list[Any]:
     return out
 
 
-def compile_call(name: str, arguments: list[Any], precision: int) -> Any:
-    """The program for one call of operator ``name``: from the disk cache, or traced and compiled."""
+_keeps_plans = False  # Fused mode has been used: programs carry what they are made of
+
+
+def compile_call(name: str, arguments: list[Any], precision: int, record: bool) -> Any:
+    """The program for one call of operator ``name``: from the disk cache, or traced and compiled.
+
+    With ``record`` it is not compiled: Fused mode makes it a part of other programs.
+    """
+    global _keeps_plans
+    _keeps_plans |= record
     described = [describe(a, kind) for a, kind in zip(arguments, _argument_types(name), strict=True)]
     if operator_spec(name).checks_numbers:
         described = _with_kinds(described)
     why = stats.reason(name, described)
     start = time.perf_counter()
     key = disk.key_of(name, described, PRECISIONS[precision])
-    if (entry := disk.load(key)) is not None:
+    entry = disk.load(key, executable=not record)
+    if entry is not None and (record or entry[1] is not None):
         plan, executable = entry
-        stats.record(name, "disk", 0.0, time.perf_counter() - start, why)
-        return make_program(plan, executable)
+        if not record:
+            stats.record(name, "disk", 0.0, time.perf_counter() - start, why)
+        return _program(key, plan, executable)
+    known = None if entry is None else entry[0]
 
     def build_and_compile() -> tuple[Plan, float, Any]:
-        plan = build(name, described, precision=PRECISIONS[precision], emulate_precision=platform.emulates_precision())
-        return plan, time.perf_counter(), options.compile(plan)
+        emulate = platform.emulates_precision()
+        plan = known or build(name, described, precision=PRECISIONS[precision], emulate_precision=emulate)
+        return plan, time.perf_counter(), None if record else options.compile(plan)
 
     plan, traced, executable = errors.checked(name, described, build_and_compile)
     compiled = time.perf_counter()
     disk.store(key, plan, executable)
-    stats.record(name, "compiled", traced - start, compiled - traced, why)
-    return make_program(plan, executable)
+    if record:
+        stats.record_trace(traced - start)
+    else:
+        stats.record(name, "compiled", traced - start, compiled - traced, why)
+    return _program(key, plan, executable)
+
+
+def compile_plan(described: bytes) -> Any:
+    """The executable of a program that had only been recorded; ``described`` is what :func:`_program` gave to C++."""
+    key, plan = described[:_KEY].decode(), disk.unpack_plan(described[_KEY:])
+    start = time.perf_counter()
+    entry = disk.load(key)
+    why = "recorded before, and now run on its own"
+    if entry is not None and entry[1] is not None:
+        stats.record(plan.name, "disk", 0.0, time.perf_counter() - start, why)
+        return entry[1]
+    executable = options.compile(plan)
+    stats.record(plan.name, "compiled", 0.0, time.perf_counter() - start, why)
+    disk.store(key, plan, executable)
+    return executable
 
 
 def _result(item: Any) -> Any:
@@ -174,8 +204,15 @@ def _result(item: Any) -> Any:
     return kind, index, CODE_OF_DTYPE[item.dtype], list(item.sizes), list(item.strides), item.offset
 
 
+_KEY = 64  # characters of a disk cache key
+
+
 def make_program(plan: Plan, executable: Any) -> Any:
-    """The C++ program of a plan and its executable."""
+    """The C++ program of a graph's plan and its executable."""
+    return _program("", plan, executable)
+
+
+def _program(key: str, plan: Plan, executable: Any) -> Any:
     return _C._make_program(
         executable,
         plan.name,
@@ -188,4 +225,6 @@ def make_program(plan: Plan, executable: Any) -> Any:
         plan.uses_precision,
         plan.brief,
         plan.faults,
+        key.encode() + disk.pack_plan(plan) if _keeps_plans else b"",
+        fused.user_line() if executable is None else "",
     )

@@ -95,14 +95,17 @@ def scoped(chosen: Mapping[str, bool | int | float | str]) -> Iterator[None]:
 
 def flags(plan: Plan) -> Flags:
     """The XLA flags for one program."""
-    common: Flags = {"xla_allow_excess_precision": _excess_precision}
+    full = full_flags()
     if platform.kind() != "cpu":
-        return common
-    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
-    full: Flags = {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
+        return full
     elements = _elements(plan)
     if plan.is_graph or len(plan.operands) > LIGHT_ARGUMENTS or (elements > LARGE_ELEMENTS and _needs_emitters(plan)):
         return full
+    return _light(full, elements)
+
+
+def _light(full: Flags, elements: int) -> Flags:
+    """Those of the older code generator."""
     light: Flags = {**full, "xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
     return {**light, "xla_backend_optimization_level": 0 if elements <= TINY_ELEMENTS else 1}
 
@@ -132,8 +135,23 @@ def identity() -> str:
     return f"{_source()}:{_excess_precision}"
 
 
+def full_flags() -> Flags:
+    """The XLA flags for full optimisation, and on the CPU platform for the code generator that fuses."""
+    common: Flags = {"xla_allow_excess_precision": _excess_precision}
+    if platform.kind() != "cpu":
+        return common
+    # Fast min and max drop NaN. The vectors are those of the processor, not half as long.
+    return {**common, "xla_cpu_enable_fast_min_max": False, "xla_cpu_prefer_vector_width": 512}
+
+
+def fused_flags(elements: int) -> Flags:
+    """The XLA flags for a program of several operators whose largest array has so many elements."""
+    full = full_flags()
+    return full if platform.kind() != "cpu" or elements > TINY_ELEMENTS else _light(full, elements)
+
+
 def compile(plan: Plan, custom: Scope = ()) -> Any:
-    """Compiles a plan with its flags, without those that the plugin's version of XLA does not have.
+    """Compiles a plan with its flags.
 
     Args:
         plan: What to compile.
@@ -143,11 +161,16 @@ def compile(plan: Plan, custom: Scope = ()) -> Any:
         UnknownOption: The plugin does not have one of ``custom``.
         PjrtError: XLA refuses the program.
     """
-    chosen = {name: value for name, value in flags(plan).items() if name not in _unknown} | dict(custom)
     reload = platform.kind() == "cpu" and _elements(plan) <= LARGE_ELEMENTS  # it sheds its flags: cheaper to launch
+    return compile_text(plan.text, flags(plan), reload, custom)
+
+
+def compile_text(text: str, wanted: Flags, reload: bool, custom: Scope = ()) -> Any:
+    """Compiles a module with flags, without those that the plugin's version of XLA does not have. See :func:`compile`."""
+    chosen = {name: value for name, value in wanted.items() if name not in _unknown} | dict(custom)
     while True:
         try:
-            return _C._compile(plan.text, chosen, reload=reload)
+            return _C._compile(text, chosen, reload=reload)
         except _C.PjrtError as error:
             refused = re.search(r"No such compile option: '(\w+)'", str(error))
             if refused is None or refused[1] not in chosen:

@@ -30,6 +30,7 @@ class Statistics:
     load_seconds: float = 0.0
     compiled: int = 0
     loaded: int = 0
+    traced: int = 0
 
 
 _lock = threading.Lock()
@@ -155,15 +156,22 @@ def record(op: str, source: str, trace: float, compile_: float, why: str) -> Non
         print(f"\rtorch_tpu: {s.compiled} programs compiled in {s.compile_seconds:.1f} s", end="\r", file=sys.stderr)
 
 
+def record_trace(seconds: float) -> None:
+    """Counts the tracing of a program that Fused mode makes a part of others."""
+    with _lock:
+        _statistics.traced += 1
+        _statistics.trace_seconds += seconds
+
+
 def compile_stats() -> dict[str, Any]:
     """Counters of this process's programs since the start or the last :func:`reset`.
 
     Returns:
         A dict: ``hits``, ``misses`` and ``evictions`` of the memory table and the number of ``programs`` in it; how
-        many programs were ``compiled`` and how many ``loaded`` from the disk cache, with ``compile_seconds``,
-        ``load_seconds`` and ``trace_seconds``; ``compiles``, the newest 1000 of them as dicts of ``op``, ``source``,
-        ``seconds`` and ``reason``; and ``fallbacks``, how often each operator of ``TORCH_TPU_CPU_FALLBACK`` ran on the
-        host.
+        many programs were ``compiled``, how many ``loaded`` from the disk cache, and how many only ``traced`` to be
+        parts of others (Fused mode), with ``compile_seconds``, ``load_seconds`` and ``trace_seconds``; ``compiles``,
+        the newest 1000 of them as dicts of ``op``, ``source``, ``seconds`` and ``reason``; and ``fallbacks``, how
+        often each operator of ``TORCH_TPU_CPU_FALLBACK`` ran on the host.
     """
     from torch_tpu import _C
     from torch_tpu.programs import fallback
@@ -174,6 +182,7 @@ def compile_stats() -> dict[str, Any]:
             **_C._table_stats(),
             "compiled": s.compiled,
             "loaded": s.loaded,
+            "traced": s.traced,
             "compile_seconds": s.compile_seconds,
             "load_seconds": s.load_seconds,
             "trace_seconds": s.trace_seconds,

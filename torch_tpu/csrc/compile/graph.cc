@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "eager/kernel.h"
+#include "eager/launch.h"
 #include "eager/python.h"
 #include "runtime/runtime.h"
 
@@ -53,7 +54,7 @@ void materialize(const at::Tensor& tensor) {
 
 }  // namespace
 
-ProgramPtr Graph::program_for(Call& call, const std::vector<c10::IValue>& values,
+ProgramPtr CompiledGraph::program_for(Call& call, const std::vector<c10::IValue>& values,
                               const std::vector<ArgumentSpec>& specs) {
   const auto precision = static_cast<uint64_t>(current_precision());
   call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? precision + 1 : 0);
@@ -69,7 +70,7 @@ ProgramPtr Graph::program_for(Call& call, const std::vector<c10::IValue>& values
   return program;
 }
 
-py::list Graph::operator()(py::list inputs) {
+py::list CompiledGraph::operator()(py::list inputs) {
   HANDLE_TH_ERRORS
   std::vector<c10::IValue> values;
   std::vector<ArgumentSpec> specs;

@@ -1,5 +1,5 @@
 // A compiled function: one graph of operators, and its programs by the geometry of the inputs. What Kernel is to an
-// operator, Graph is to the code that torch.compile hands over.
+// operator, CompiledGraph is to the code that torch.compile hands over.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -12,11 +12,11 @@
 
 namespace torch_tpu {
 
-class Graph {
+class CompiledGraph {
  public:
   // `compile(arguments, precision)` gives the program for inputs described as python::describe does.
   // Integers are part of a program, unless `run_time_integers`: then they are operands.
-  Graph(std::string name, pybind11::object compile, bool run_time_integers)
+  CompiledGraph(std::string name, pybind11::object compile, bool run_time_integers)
       : name_(std::move(name)), compile_(std::move(compile)), run_time_integers_(run_time_integers) {}
 
   // Takes tensors, ints, floats and None out of `inputs`, which is empty afterwards: inputs that nobody else holds die

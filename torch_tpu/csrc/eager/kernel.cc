@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 
+#include "eager/graph.h"
+#include "eager/launch.h"
 #include "eager/python.h"
 #include "eager/scoped.h"
 #include "runtime/runtime.h"
@@ -14,7 +16,7 @@ namespace {
 
 // Leaked on purpose: threads may still ask while the process ends.
 Scoped& scoped_precision = *new Scoped("torch_tpu.precision", 3);
-Scoped& scoped_mode = *new Scoped("torch_tpu.eager_mode", 2);
+Scoped& scoped_mode = *new Scoped("torch_tpu.eager_mode", 3);
 std::atomic<int> process_mode{0};
 
 ArgumentSpec::Kind kind_of(const c10::Argument& argument) {
@@ -76,9 +78,17 @@ void Kernel::prepare() {
   prepared_.store(true, std::memory_order_release);
 }
 
-ProgramPtr Kernel::compile(const Call& call, const c10::IValue* arguments, uint64_t precision) {
-  auto program = python::compile_program(name_, op_.schema(), arguments_, call, arguments, static_cast<int>(precision));
-  if (program->uses_precision) uses_precision_ = true;
+ProgramPtr Kernel::compile(Call& call, const c10::IValue* arguments, bool record) {
+  Runtime::get();
+  check_internal_overlap(arguments);
+  const auto precision = static_cast<uint64_t>(current_precision());
+  auto program =
+      python::compile_program(name_, op_.schema(), arguments_, call, arguments, static_cast<int>(precision), record);
+  if (program->uses_precision) {
+    uses_precision_ = true;
+    call.key[0] = precision + 1;
+  }
+  programs_.insert(call.key, hash_key(call.key), program);
   return program;
 }
 
@@ -129,15 +139,14 @@ void Kernel::run(const c10::IValue* arguments, Results* results) {
   }
   const uint64_t hash = hash_key(call.key);
   ProgramPtr program = programs_.find(call.key, hash);
-  if (C10_UNLIKELY(!program)) {
-    Runtime::get();
-    check_internal_overlap(arguments);
-    const auto precision = static_cast<uint64_t>(current_precision());
-    program = compile(call, arguments, precision);
-    if (program->uses_precision) call.key[0] = precision + 1;
-    programs_.insert(call.key, hash_key(call.key), program);
+  const Mode mode = current_mode();
+  if (mode == Mode::kFused) {
+    if (C10_UNLIKELY(!program || program->plan.empty())) program = compile(call, arguments, true);
+    return Graph::of(Runtime::get().device(call.device)).record(program, call, results);
   }
+  if (C10_UNLIKELY(!program)) program = compile(call, arguments, false);
   launch(*program, call, results);
+  if (C10_UNLIKELY(mode == Mode::kDebug)) Runtime::get().device(call.device).synchronize();
 }
 
 Kernel& Kernel::of(const c10::OperatorHandle& op) {

@@ -4,7 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "eager/call.h"
-#include "eager/program.h"
+#include "eager/results.h"
 
 namespace torch_tpu {
 
@@ -14,8 +14,6 @@ struct OperatorSpec {
   std::vector<std::string> static_arguments, run_time_integers;
   bool all_static = false, checks_numbers = false, allows_overlap = false, elementwise = false, composite = false;
 };
-
-using Results = c10::SmallVector<c10::IValue, 4>;
 
 class Kernel final {
  public:
@@ -30,7 +28,8 @@ class Kernel final {
 
  private:
   void prepare();  // asks Python for the operator's spec, once
-  ProgramPtr compile(const Call& call, const c10::IValue* arguments, uint64_t precision);
+  // `record`: without XLA, for a program that is to be a part of others.
+  ProgramPtr compile(Call& call, const c10::IValue* arguments, bool record);
   // PyTorch's errors for writes whose result would depend on the order of elements.
   void check_internal_overlap(const c10::IValue* arguments) const;
   void check_partial_overlap(const c10::IValue* arguments) const;
@@ -47,16 +46,13 @@ class Kernel final {
   OperatorSpec spec_;
 };
 
-// Runs a program for a call; `results`, unless null, receives what the operator returns.
-void launch(const Program& program, Call& call, Results* results);
-
 // Float32 precision of matrix products: 0 medium, 1 high, 2 highest. A thread's scoped value beats the process's, which
 // is PyTorch's own setting; medium where nobody has set it.
 int current_precision();
 int exchange_scoped_precision(int level);  // -1: none
 
 // Eager modes, with the same rule.
-enum class Mode : int { kStrict = 0, kDebug = 1 };
+enum class Mode : int { kStrict = 0, kDebug = 1, kFused = 2 };
 Mode current_mode();
 void set_mode(Mode mode);
 int exchange_scoped_mode(int mode);  // -1: none

@@ -175,7 +175,8 @@ bool is_whole(const at::Tensor& tensor) {
 void copy_on_device(at::Tensor& self, const at::Tensor& source) {
   if (self.scalar_type() == source.scalar_type() && same_layout(self, source) && covers_storage(self) &&
       is_whole(source) && !self.is_conj() && !self.is_neg()) {
-    cell_of(self).set(array_of(source));
+    if (cell_of(source).empty()) array_of(source);
+    cell_of(self).share(cell_of(source));
     return;
   }
   run_boxed("aten::copy_", "", self, source, false);
@@ -221,6 +222,7 @@ bool copy_run_to_host(at::Tensor& self, const at::Tensor& source) {
       source.is_conj() || source.is_neg() || source.numel() == 0 ||
       4 * static_cast<size_t>(source.numel()) * source.itemsize() < bytes)
     return false;
+  state_of(source).check_faults();
   auto all = at::empty({type->numel}, source.options().device(at::kCPU));
   cell_of(source).array()->buffer().to_host(all.mutable_data_ptr(), bytes).wait();
   self.copy_(all.narrow(0, source.storage_offset(), source.numel()).view(source.sizes()));
@@ -229,12 +231,12 @@ bool copy_run_to_host(at::Tensor& self, const at::Tensor& source) {
 
 void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& device = state_of(source);
-  device.check_faults();
   if (!is_plain(source) && copy_run_to_host(self, source)) return;
   auto from =
       is_plain(source) && !source.is_conj() && !source.is_neg() ? source : source.clone(at::MemoryFormat::Contiguous);
   if (!is_plain(from))
     from = run_boxed("aten::clone", "", from, c10::IValue(static_cast<int64_t>(at::MemoryFormat::Contiguous)));
+  device.check_faults();  // runs what was put off, too
   const bool direct = self.scalar_type() == from.scalar_type() && same_layout(self, from) &&
                       self.is_non_overlapping_and_dense() && !self.is_neg() && !self.is_conj();
   at::Tensor host = direct ? self : at::empty_strided(from.sizes(), from.strides(), from.options().device(at::kCPU));
@@ -305,7 +307,7 @@ at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> format_
   else
     result = at::empty_like(self, self.options(), format);
   if (keeps && is_whole(self) && same_layout(self, result)) {
-    if (!cell_of(self).empty()) cell_of(result).set(cell_of(self).array());
+    if (!cell_of(self).empty()) cell_of(result).share(cell_of(self));
     return result;
   }
   return copy_(result, self, false);

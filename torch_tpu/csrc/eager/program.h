@@ -30,6 +30,12 @@ struct Operand {
   pjrt::DType dtype;
 };
 
+// The kinds that are a value of the call, not an array.
+constexpr bool is_number(OperandKind kind) {
+  return kind == OperandKind::kOffset || kind == OperandKind::kScalar || kind == OperandKind::kRng ||
+         kind == OperandKind::kCode;
+}
+
 // Where a program result goes: the storage slot it replaces, a fresh storage, or the device's index flag.
 constexpr int32_t kFresh = -1, kFaultFlag = -2;
 struct Output {
@@ -54,9 +60,24 @@ struct Resize {
   std::vector<int64_t> sizes, strides;
 };
 
-struct Program {
-  std::string name;  // the operator
+// What Python compiled, on its way to a program.
+struct Compiled {
   std::unique_ptr<pjrt::Executable> executable;
+  std::string bytes;  // its serialised form, where known: XLA's CPU client cannot serialise what it has loaded
+
+  std::string serialize() const { return bytes.empty() ? executable->serialize() : bytes; }
+};
+
+struct Program {
+  Program() = default;
+  Program(const Program&) = delete;
+  ~Program() { delete executable.load(); }
+
+  std::string name;  // the operator
+  // Null while the program has only been recorded, as a part of others: python::compile_plan makes it. Owned.
+  mutable std::atomic<pjrt::Executable*> executable{nullptr};
+  std::string plan;  // for Python: torch_tpu/programs/eager.py; empty if Fused mode has not met the program
+  std::string line;  // of the user's program where Fused mode met it first
   std::vector<Operand> operands;
   std::vector<Output> outputs;
   std::vector<Result> results;
@@ -66,8 +87,9 @@ struct Program {
   size_t fresh_bytes = 0;  // of results that need storages of their own
   int32_t fault_code = 0;
   bool uses_precision = false;
-  bool brief = false;           // takes microseconds
-  bool shared_outputs = false;  // some output has several windows among the results
+  bool brief = false;                                 // takes microseconds
+  bool shared_outputs = false;                        // some output has several windows among the results
+  std::vector<std::shared_ptr<const Program>> parts;  // of a fused program: their addresses are in its key
 
   // Kept by the table, under its lock.
   mutable uint64_t hits = 0;

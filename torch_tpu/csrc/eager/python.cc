@@ -5,6 +5,9 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <unordered_map>
+
+#include "eager/fuse.h"
 #include "runtime/dtypes.h"
 
 namespace py = pybind11;
@@ -197,10 +200,10 @@ void run_composite(const char* module, const std::string& name, const c10::Funct
 
 ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema,
                            const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments,
-                           int precision) {
+                           int precision, bool record) {
   return with_python([&] {
     return py::module_::import(kEager)
-        .attr("compile_call")(name, describe(specs, call, arguments), precision)
+        .attr("compile_call")(name, describe(specs, call, arguments), precision, record)
         .cast<std::shared_ptr<Program>>();
   });
 }
@@ -209,6 +212,46 @@ ProgramPtr compile_graph(const py::object& compile, const std::vector<ArgumentSp
                          const c10::IValue* arguments, int precision) {
   return with_python(
       [&] { return compile(describe(specs, call, arguments), precision).cast<std::shared_ptr<Program>>(); });
+}
+
+void compile_plan(const Program& program) {
+  with_python([&] {
+    auto compiled = py::module_::import(kEager).attr("compile_plan")(py::bytes(program.plan));
+    auto* fresh = compiled.cast<Compiled&>().executable.release();
+    pjrt::Executable* none = nullptr;
+    if (!program.executable.compare_exchange_strong(none, fresh)) delete fresh;  // another thread was quicker
+    return 0;
+  });
+}
+
+std::unique_ptr<pjrt::Executable> compile_fusion(const Fusion& fusion) {
+  return with_python([&]() -> std::unique_ptr<pjrt::Executable> {
+    std::unordered_map<const Program*, size_t> places;
+    py::list plans, nodes, live, donations;
+    for (size_t i = 0; i < fusion.nodes().size(); ++i) {
+      const auto* program = fusion.nodes()[i]->program.get();
+      const auto [place, fresh] = places.emplace(program, places.size());
+      if (fresh) plans.append(py::bytes(program->plan));
+      py::list sources;
+      for (size_t s = 0; s < program->operands.size(); ++s) {
+        const Source& source = fusion.sources(i)[s];
+        sources.append(py::make_tuple(static_cast<int>(source.kind), source.index, source.output));
+      }
+      nodes.append(py::make_tuple(place->second, sources));
+    }
+    for (const auto& [node, output] : fusion.live()) live.append(py::make_tuple(node, output));
+    for (const auto& [leaf, place] : fusion.donations()) donations.append(py::make_tuple(leaf, place));
+    const py::object compiled =
+        py::module_::import("torch_tpu.programs.fused").attr("compile_graph")(plans, nodes, live, donations);
+    if (compiled.is_none()) return nullptr;
+    return std::move(compiled.cast<Compiled&>().executable);
+  });
+}
+
+void without_gil(const std::function<void()>& body) {
+  if (!PyGILState_Check()) return body();
+  py::gil_scoped_release unlocked;
+  body();
 }
 
 }  // namespace torch_tpu::python

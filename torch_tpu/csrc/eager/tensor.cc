@@ -25,6 +25,13 @@ c10::Storage make_storage(const ArrayPtr& array) {
   return storage_of(std::move(pointer), bytes);
 }
 
+c10::Storage make_storage(const PendingPtr& work, int output, c10::DeviceIndex device) {
+  const size_t bytes = work->type(output)->bytes;
+  auto pointer = Allocator::get().allocate_on(bytes, device);
+  static_cast<Cell*>(pointer.get())->defer(work, output);
+  return storage_of(std::move(pointer), bytes);
+}
+
 at::Tensor window_tensor(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          int64_t offset) {
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(

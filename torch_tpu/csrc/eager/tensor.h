@@ -9,6 +9,8 @@ namespace torch_tpu {
 
 // A storage that holds `array`.
 c10::Storage make_storage(const ArrayPtr& array);
+// A storage that waits for an output of `work` on a device.
+c10::Storage make_storage(const PendingPtr& work, int output, c10::DeviceIndex device);
 // A tensor over `storage`.
 at::Tensor window_tensor(c10::Storage storage, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          int64_t offset);

@@ -36,6 +36,10 @@ class Array final : public c10::intrusive_ptr_target {
   const ArrayType* type() const { return type_; }
   c10::DeviceIndex device() const { return device_; }
 
+  // Its place among the operands of the graph that is being recorded; see eager/graph.h, whose lock guards it.
+  uint64_t graph = 0;
+  int32_t place = 0;
+
  private:
   friend class Outstanding;
   pjrt::Buffer buffer_;

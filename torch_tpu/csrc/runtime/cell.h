@@ -6,18 +6,10 @@
 #include <atomic>
 #include <mutex>
 
-#include "runtime/array.h"
+#include "runtime/pending.h"
 #include "runtime/spinlock.h"
 
 namespace torch_tpu {
-
-// Work whose results some cells are waiting for: a node of a deferred graph. `flush` runs it and fills those cells.
-class Pending : public c10::intrusive_ptr_target {
- public:
-  virtual void flush() = 0;
-  // The type of the array that the cell at `output` will hold.
-  virtual const ArrayType* type(int output) const = 0;
-};
 
 // empty: never written. ready: an immutable array, row-major, that covers the storage. pending: an output of work not
 // yet run. A write replaces the array; every alias of the storage sees the new one. Threads may read and write one cell
@@ -27,6 +19,9 @@ class Cell {
   Cell(size_t bytes, c10::DeviceIndex device) : bytes_(bytes), device_(device) {}
   Cell(const Cell&) = delete;
   Cell& operator=(const Cell&) = delete;
+  ~Cell() {
+    if (work_) work_->release(output_);
+  }
 
   size_t bytes() const { return bytes_; }
   c10::DeviceIndex device() const { return device_; }
@@ -36,20 +31,29 @@ class Cell {
   const ArrayType* type() const { return type_.load(std::memory_order_acquire); }
   // The contents; runs pending work first. Null when empty.
   ArrayPtr array() {
-    if (C10_UNLIKELY(pending_.defined())) flush();
+    {
+      std::lock_guard<Spinlock> lock(mutex_);
+      if (C10_LIKELY(!work_)) return array_;
+    }
+    return finish();
+  }
+  // The contents as they are. Never runs anything.
+  struct Contents {
+    ArrayPtr array;
+    PendingPtr work;
+    int output = 0;
+  };
+  Contents contents() {
     std::lock_guard<Spinlock> lock(mutex_);
-    return array_;
+    return {array_, work_, output_};
   }
-  void set(ArrayPtr array) {
-    std::lock_guard<Spinlock> lock(mutex_);
-    replace(array);  // the old array goes with the argument, after the lock
+  void set(ArrayPtr array) { replace({std::move(array), {}, 0}); }
+  void defer(PendingPtr work, int output) {
+    work->hold(output);
+    replace({{}, std::move(work), output});
   }
-  void defer(c10::intrusive_ptr<Pending> work, int output) {
-    set({});
-    type_.store(work->type(output), std::memory_order_release);
-    pending_ = std::move(work);
-    output_ = output;
-  }
+  // Takes the contents of another cell over, be they ready or pending.
+  void share(Cell& other);
   // True if a program may consume `held`, the caller's copy of the contents: nobody else has one. Other threads then
   // wait for the contents until the caller gives the cell new ones, or gives up.
   bool claim(const ArrayPtr& held) {
@@ -59,7 +63,8 @@ class Cell {
     return false;
   }
   void settle(ArrayPtr array) {
-    replace(array);
+    type_.store(array->type(), std::memory_order_release);
+    array_.swap(array);
     mutex_.unlock();
   }
   void give_up() { mutex_.unlock(); }
@@ -68,15 +73,11 @@ class Cell {
   static Cell* of(const c10::StorageImpl* storage) { return static_cast<Cell*>(const_cast<void*>(storage->data())); }
 
  private:
-  void flush();
-  void replace(ArrayPtr& array) {
-    type_.store(array ? array->type() : nullptr, std::memory_order_release);
-    array_.swap(array);
-    pending_.reset();
-  }
+  ArrayPtr finish();
+  void replace(Contents contents);  // what was there goes after the lock: its end may take others
   std::atomic<const ArrayType*> type_{nullptr};
   ArrayPtr array_;
-  c10::intrusive_ptr<Pending> pending_;
+  PendingPtr work_;
   int output_ = 0;
   size_t bytes_;
   c10::DeviceIndex device_;

@@ -17,6 +17,7 @@ using Clock = std::chrono::steady_clock;
 class StreamEvent {
  public:
   void record(DeviceState& device) {
+    device.flush();
     state_ = std::make_shared<State>();
     auto events = device.outstanding.snapshot();
     state_->waiting = static_cast<int>(events.size()) + 1;
@@ -98,7 +99,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device device, int) const override { return getDefaultStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return getDefaultStream(stream.device()); }
   bool queryStream(const c10::Stream& stream) const override {
-    return !Runtime::initialized() || Runtime::get().device(stream.device_index()).outstanding.idle();
+    if (!Runtime::initialized()) return true;
+    auto& device = Runtime::get().device(stream.device_index());
+    device.flush();
+    return device.outstanding.idle();
   }
   void synchronizeStream(const c10::Stream& stream) const override { synchronizeDevice(stream.device_index()); }
   void synchronizeDevice(const c10::DeviceIndex index) const override {

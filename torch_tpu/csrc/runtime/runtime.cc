@@ -82,35 +82,51 @@ void store(const c10::Scalar& value, void* out) {
   memcpy(out, &converted, sizeof(T));
 }
 
-// The bytes of `value` as `dtype`, with C conversions.
-void encode(const c10::Scalar& value, pjrt::DType dtype, void* out) {
+}  // namespace
+
+ScalarBits encode(const c10::Scalar& value, pjrt::DType dtype) {
+  ScalarBits bits;
+  static_assert(sizeof(bits) == sizeof(c10::complex<double>));
   switch (to_torch(dtype)) {
 #define CASE(type, name) \
-  case c10::ScalarType::name: return store<type>(value, out);
+  case c10::ScalarType::name: store<type>(value, &bits); break;
     TORCH_TPU_FORALL_HOST_DTYPES(CASE)
     CASE(c10::Float8_e5m2, Float8_e5m2)
     CASE(c10::Float8_e4m3fn, Float8_e4m3fn)
 #undef CASE
     default: TORCH_CHECK_TYPE(false, "A scalar operand cannot have element type ", pjrt::dtype_name(dtype), ".");
   }
+  return bits;
 }
-}  // namespace
 
 ArrayPtr ScalarCache::get(const c10::Scalar& value, pjrt::DType dtype, DeviceState& device) {
-  uint64_t bits[2] = {0, 0};
-  encode(value, dtype, bits);
-  const uint64_t hash = (bits[0] ^ (bits[1] * 31) ^ (static_cast<uint64_t>(dtype) << 56)) * 0x9E3779B97F4A7C15ull;
+  return get(encode(value, dtype), dtype, device);
+}
+
+ArrayPtr ScalarCache::get(const ScalarBits& bits, pjrt::DType dtype, DeviceState& device) {
+  const uint64_t hash = (bits.low ^ (bits.high * 31) ^ (static_cast<uint64_t>(dtype) << 56)) * 0x9E3779B97F4A7C15ull;
   std::lock_guard<std::mutex> lock(mutex_);
   if (entries_.empty()) entries_.resize(kEntries);
   Entry& entry = entries_[hash >> 53];
-  if (!entry.array || entry.low != bits[0] || entry.high != bits[1] || entry.dtype != dtype)
-    entry = {bits[0], bits[1], dtype, device.from_host(bits, ArrayType::get(dtype, {}))};
+  if (!entry.array || entry.bits.low != bits.low || entry.bits.high != bits.high || entry.dtype != dtype)
+    entry = {bits, dtype, device.from_host(&bits, ArrayType::get(dtype, {}))};
+  return entry.array;
+}
+
+ArrayPtr ScalarCache::get_packed(std::string_view bytes, const ArrayType* type, DeviceState& device) {
+  const size_t hash = (std::hash<std::string_view>{}(bytes) ^ reinterpret_cast<size_t>(type)) * 0x9E3779B97F4A7C15ull;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (packed_.empty()) packed_.resize(kPacked);
+  Packed& entry = packed_[hash >> 56];
+  if (!entry.array || entry.array->type() != type || entry.bytes != bytes)
+    entry = {std::string(bytes), device.from_host(bytes.data(), type)};
   return entry.array;
 }
 
 void ScalarCache::clear() {
   std::lock_guard<std::mutex> lock(mutex_);
   entries_.clear();
+  packed_.clear();
 }
 
 // ---- devices
@@ -163,6 +179,7 @@ void DeviceState::set_fault_flag(ArrayPtr flag, const ArrayPtr& previous) {
 }
 
 void DeviceState::check_faults() {
+  flush();
   std::vector<ArrayPtr> flags;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -189,6 +206,7 @@ void DeviceState::check_faults() {
 }
 
 void DeviceState::synchronize() {
+  flush();
   try {
     outstanding.wait();
   } catch (const pjrt::Error& error) {
@@ -277,6 +295,7 @@ int Runtime::device_count() noexcept {
 void Runtime::shutdown() {
   if (!usable()) return;
   for (auto& device : instance.load()->devices_) {
+    device->deferred = nullptr;  // nobody can read its results any more
     try {
       device->synchronize();
     } catch (const c10::Error& error) {

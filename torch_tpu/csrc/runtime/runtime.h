@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -29,21 +30,36 @@ struct MemoryCounters {
   void remove(int64_t bytes);
 };
 
+// A number in its element type, from the lowest byte on.
+struct ScalarBits {
+  uint64_t low = 0, high = 0;
+};
+// With C conversions.
+ScalarBits encode(const c10::Scalar& value, pjrt::DType dtype);
+
 // Numbers as 0-d arrays on the device, by value: the second `x + 3` transfers nothing.
 class ScalarCache {
  public:
   ArrayPtr get(const c10::Scalar& value, pjrt::DType dtype, class DeviceState& device);
+  ArrayPtr get(const ScalarBits& bits, pjrt::DType dtype, class DeviceState& device);
+  // Several numbers as one array: loops mostly repeat theirs.
+  ArrayPtr get_packed(std::string_view bytes, const ArrayType* type, class DeviceState& device);
   void clear();
 
  private:
   struct Entry {
-    uint64_t low = 0, high = 0;
+    ScalarBits bits;
     pjrt::DType dtype = PJRT_Buffer_Type_INVALID;
     ArrayPtr array;
   };
-  static constexpr size_t kEntries = 2048;
+  struct Packed {
+    std::string bytes;
+    ArrayPtr array;
+  };
+  static constexpr size_t kEntries = 2048, kPacked = 256;
   std::mutex mutex_;
   std::vector<Entry> entries_;
+  std::vector<Packed> packed_;
 };
 
 // What a program can find wrong in its data.
@@ -63,7 +79,13 @@ class DeviceState {
   Outstanding outstanding;
   MemoryCounters memory;
   ScalarCache scalars;
-  int64_t capacity = 0;  // bytes that storages may occupy together; 0 if unknown
+  int64_t capacity = 0;                      // bytes that storages may occupy together; 0 if unknown
+  std::atomic<Deferred*> deferred{nullptr};  // null before anything was put off
+
+  // Gives the device all work that was put off.
+  void flush() {
+    if (auto* work = deferred.load(std::memory_order_acquire)) work->flush();
+  }
 
   // Copies a host array (row-major) and returns at once when `keep` allows it.
   ArrayPtr from_host(const void* data, const ArrayType* type, std::shared_ptr<void> keep = nullptr);
@@ -73,7 +95,8 @@ class DeviceState {
   ArrayPtr fault_flag();
   // The flag after a checked program that started from `previous`.
   void set_fault_flag(ArrayPtr flag, const ArrayPtr& previous);
-  // Raises the error of a fault that a checked program met since the last call, with the operator's name.
+  // Runs what was put off, and raises the error of a fault that a checked program met since the last call, with the
+  // operator's name.
   void check_faults();
 
   // Waits for all work, then raises what went wrong in it.
