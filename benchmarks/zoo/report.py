@@ -37,8 +37,8 @@ that a model draws are the same on both devices; dropout is off. The checks:
 
 Where a difference is larger, the model is run in float64 on the CPU: if `tpu` is within four times the error of the
 CPU's own float32, it counts as the same, unless the CPU's float32 and float64 have nothing in common (0.5 apart). A
-model that the CPU does not run, because this way of making it small does not fit it or a library that it needs is missing, does not count; they are listed at the end. A dash means: no such
-check, or not run yet.
+model that the CPU does not run, because this way of making it small does not fit it or a library that it needs is
+missing, does not count; they are listed at the end. A dash means: no such check, or not run yet.
 """
 
 
