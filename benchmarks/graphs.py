@@ -10,6 +10,7 @@ donated parameters and state. Needs the package ``jax`` for its rows.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -121,9 +122,7 @@ class ResNet18(nn.Module):
         super().__init__()
         self.stem, self.norm = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
-        self.blocks = nn.Sequential(
-            *[Residual(a, b, 2 if b > a else 1) for a, b in zip(widths, widths[1:], strict=False)]
-        )
+        self.blocks = nn.Sequential(*[Residual(a, b, 2 if b > a else 1) for a, b in itertools.pairwise(widths)])
         self.head = nn.Linear(512, 10)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

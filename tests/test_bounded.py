@@ -39,6 +39,7 @@ def _row(n: int) -> torch.Tensor:
     torch._dynamo.mark_static(x, 1)
     return x
 
+
 #: Functions of one array of n rows, and how many programs may run them for n of 2 to 16.
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "element-wise": lambda x: x.sin() * 2 + x,
@@ -226,3 +227,12 @@ def test_buckets_are_reused_unless_they_waste() -> None:
     assert buckets.choose((5, 40)) == (8, 64)
     assert buckets.choose((2, 9)) == (8, 16)
     assert Buckets([sympy.Symbol("n")], [100], count=4).choose((30,)) == (50,)
+
+
+def test_sizes_that_are_equal_by_chance_are_compiled_for_each_size() -> None:
+    def attend(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    q, mask = torch.randn(2, 2, 12, 8, device="tpu"), torch.zeros(2, 1, 1, 12, device="tpu")
+    torch._dynamo.mark_dynamic(mask, 3)
+    _close(torch.compile(attend)(q, mask), attend(q, mask))

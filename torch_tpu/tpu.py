@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from torch_tpu import _C, compiler, config, platform
+from torch_tpu import _C, config, platform
+from torch_tpu import compiler as compiler
 from torch_tpu.programs import fused
 from torch_tpu.programs.options import (
     allow_excess_precision as excess_precision_allowed,

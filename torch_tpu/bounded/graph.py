@@ -223,9 +223,8 @@ class BoundedGraph:
         try:
             started = programs.ahead(arguments)
         except CompileError as error:
-            if isinstance(error.__cause__, Unbounded):
-                raise error.__cause__ from None
-            raise
+            # A size that only this call makes equal to another one: compiled for each size, it is right, or really wrong.
+            raise Unbounded(str(error.__cause__ or error)) from None
         if self.visible < len(self._outputs):
             self.pair.traced = programs.saved or programs.traced(arguments)
             self.pair.layouts.update({name: layout_of(t) for name, t in self.pair.traced.items()})

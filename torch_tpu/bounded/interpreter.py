@@ -61,7 +61,7 @@ class Context:
         self.trace = trace
         self.bounds = bounds
         self._operands = operands
-        self._values: dict[sympy.Expr, Tensor] = {}
+        self._values: dict[sympy.Expr, Any] = {}
         self._masks: dict[Dim, Tensor] = {}
         self.node: Node
 
@@ -86,7 +86,7 @@ class Context:
             self._values[expr] = self._evaluated(expr)
         return self._values[expr]
 
-    def _evaluated(self, expr: sympy.Expr) -> Tensor:
+    def _evaluated(self, expr: sympy.Expr) -> Tensor | float:
         if isinstance(expr, sympy.Symbol):
             if expr not in self._operands:
                 raise Unbounded(f"the size {expr} is not known when the program runs")

@@ -203,7 +203,9 @@ def _as_index(x: Any) -> Tensor:
 
 
 @rule(aten.slice.Tensor)
-def slice_(c: Context, op: OpOverload, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+def slice_(
+    c: Context, op: OpOverload, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
     dim %= x.ndim
     have = layout_of(x)
     size = lay.expression(c.expected().shape[dim])
@@ -559,9 +561,23 @@ def batch_norm_backward(
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------
+def _equal(c: Context, have: Dim, want: Dim) -> None:
+    """A size of an attention bias is that of the scores: PyTorch's fake kernels do not ask."""
+    if lay.total(have) == 1 or lay.agree(have, want):
+        return
+    sizes = [lay.padded((dim,), c.bounds) for dim in (have, want)]
+    if sizes[0] != sizes[1] or any(lay.is_static(dim) or len(lay.without_ones(dim)) > 1 for dim in (have, want)):
+        raise Unbounded(f"an attention bias of size {lay.total(have)} for scores of {lay.total(want)}")
+    differ = c.value(lay.total(have)) != c.value(lay.total(want))
+    c.trace.check(c.trace.read(differ), "the sizes of an attention bias and of the scores differ")
+
+
 def _bias(c: Context, q: Tensor, k: Tensor, bias: Tensor | None, causal: bool) -> Tensor | None:
     """The bias that also leaves out keys which are not real."""
     keys = layout_of(k)[-2]
+    if bias is not None:
+        for have, want in zip(layout_of(bias)[-2:], (layout_of(q)[-2], keys), strict=True):
+            _equal(c, have, want)
     if lay.is_static(keys) or (causal and bias is None and lay.agree(layout_of(q)[-2], keys)):
         return bias
     real = c.mask(keys).view(1, 1, 1, -1)
@@ -726,7 +742,9 @@ def loss(c: Context, op: OpOverload, x: Tensor, target: Tensor, *args: Any, **kw
 
 
 @rule(aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
-def loss_backward(c: Context, op: OpOverload, g: Tensor, x: Tensor, target: Tensor, reduction: int, *args: Any) -> Tensor:
+def loss_backward(
+    c: Context, op: OpOverload, g: Tensor, x: Tensor, target: Tensor, reduction: int, *args: Any
+) -> Tensor:
     layout = lay.broadcast([layout_of(x), layout_of(target)])
     if reduction == 1:
         g = g / c.count(layout, [*range(len(layout))])

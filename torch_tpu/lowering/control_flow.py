@@ -246,4 +246,3 @@ def run_with_rng_state(interpreter: Interpreter, state: torch.Tensor, op: Any, *
     """An operator that draws from a saved state."""
     with interpreter.trace.random_state_from(interpreter.trace.read(state)):
         return interpreter.execute(op, args, kwargs)
-

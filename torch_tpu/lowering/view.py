@@ -100,7 +100,11 @@ def natural_base(sizes: Sequence[int], strides: Sequence[int], count: int) -> tu
     """The shape of the base of a storage of ``count`` elements that a dense window covers; None if it does not."""
     if math.prod(sizes) != count or not is_dense(sizes, strides):
         return None
-    return tuple(sizes) if contiguous_strides(sizes) == tuple(strides) else tuple(sizes[i] for i in memory_order(sizes, strides))
+    return (
+        tuple(sizes)
+        if contiguous_strides(sizes) == tuple(strides)
+        else tuple(sizes[i] for i in memory_order(sizes, strides))
+    )
 
 
 def _flat(base: Value) -> Value:

@@ -166,7 +166,7 @@ def compile(plan: Plan, custom: Scope = ()) -> Any:
 
 
 def compile_text(text: str, wanted: Flags, reload: bool, custom: Scope = ()) -> Any:
-    """Compiles a module with flags, without those that the plugin's version of XLA does not have. See :func:`compile`."""
+    """Compiles a module with flags, without those that the plugin does not have. See :func:`compile`."""
     chosen = {name: value for name, value in wanted.items() if name not in _unknown} | dict(custom)
     while True:
         try:

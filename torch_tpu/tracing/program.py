@@ -238,9 +238,7 @@ def _natural(storage: int, base: Value, returned: list[tuple[Any, bool]]) -> tup
     return (base.numel,)
 
 
-def finish(
-    name: str, trace: Tracer, call: Call, returned: list[tuple[Any, bool]], as_predicted: bool = False
-) -> Plan:
+def finish(name: str, trace: Tracer, call: Call, returned: list[tuple[Any, bool]], as_predicted: bool = False) -> Plan:
     """The plan of a trace that is complete.
 
     Args:

@@ -55,7 +55,7 @@ void materialize(const at::Tensor& tensor) {
 }  // namespace
 
 ProgramPtr CompiledGraph::program_for(Call& call, const std::vector<c10::IValue>& values,
-                              const std::vector<ArgumentSpec>& specs) {
+                                      const std::vector<ArgumentSpec>& specs) {
   const auto precision = static_cast<uint64_t>(current_precision());
   call.key.push_back(uses_precision_.load(std::memory_order_relaxed) ? precision + 1 : 0);
   call.read(specs, values.data());

@@ -26,7 +26,8 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   const bool floating =
       query.is_floating_point() && query.scalar_type() == key.scalar_type() && key.scalar_type() == value.scalar_type();
   const bool both_masks = is_causal && mask && mask->defined();  // the composite raises PyTorch's error
-  const bool fused = dense && floating && !both_masks && has_elements(query) && has_elements(key) && has_elements(value);
+  const bool fused =
+      dense && floating && !both_masks && has_elements(query) && has_elements(key) && has_elements(value);
   const auto& context = at::globalContext();
   if (fused && fused_enabled(context)) return static_cast<int64_t>(at::SDPBackend::overrideable);
   TORCH_CHECK(context.userEnabledMathSDP(), "No viable backend for scaled_dot_product_attention was found. ",
