@@ -29,7 +29,10 @@ def to_numpy(t: torch.Tensor) -> np.ndarray:
 
 
 def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    t = torch.from_numpy(np.array(array, copy=True))
+    array = np.array(array, copy=True)
+    if array.dtype.kind == "V":  # NumPy knows bfloat16 by name where ml_dtypes is installed; PyTorch does not
+        array = array.view(f"uint{8 * array.itemsize}")
+    t = torch.from_numpy(array)
     return t.view(torch.bfloat16) if dtype == torch.bfloat16 else t
 
 

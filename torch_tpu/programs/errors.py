@@ -122,7 +122,11 @@ def _is_negative(item: Any, kind: type) -> bool:
 _accepted: set[Any] = set()  # operators with the dtypes that the CPU did not refuse
 
 #: Operators that take dtypes here that the CPU refuses, as they do on CUDA; their rules check what they need.
-_BEYOND_CPU = frozenset({"aten::histc", "aten::histc.out"})
+_BEYOND_CPU = frozenset(
+    f"aten::{name}{suffix}"
+    for name in ("histc", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
+    for suffix in ("", ".out")
+)
 
 #: An error that is of the dtypes, whatever the data and the shapes are.
 _OF_DTYPES = re.compile(r"type|support|implemented|bool|complex|integer|float", re.IGNORECASE)
