@@ -236,3 +236,36 @@ def test_sizes_that_are_equal_by_chance_are_compiled_for_each_size() -> None:
     q, mask = torch.randn(2, 2, 12, 8, device="tpu"), torch.zeros(2, 1, 1, 12, device="tpu")
     torch._dynamo.mark_dynamic(mask, 3)
     _close(torch.compile(attend)(q, mask), attend(q, mask))
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "the second half": lambda x: x[x.shape[0] // 2 :],
+    "a row in the middle": lambda x: x[x.shape[0] // 2],
+    "both ends": lambda x: (x[:1], x[-1:], x[-1]),
+    "halves": lambda x: x.chunk(2),
+    "transposed": lambda x: (x.t()[1:], x[1:].t()),
+    "columns": lambda x: x[:, 1:3],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("of_a_window", [False, True])
+def test_views_of_inputs_are_where_they_are(name: str, of_a_window: bool) -> None:
+    function = VIEWS[name]
+    compiled = torch.compile(function, dynamic=True)
+    for n in (5, 10, 7, 8):
+        x = torch.randn(n + 3, 6, device="tpu")[2 : n + 2] if of_a_window else torch.randn(n, 6, device="tpu")
+        _close(compiled(x), function(x))
+        for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (compiled(x), function(x))), strict=True):
+            assert a.untyped_storage()._cdata == x.untyped_storage()._cdata
+            assert (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
+
+
+def test_constants_on_the_device_are_part_of_the_program() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0], device=x.device))
+
+    compiled = torch.compile(f, dynamic=True)
+    for n in (5, 9):
+        x = torch.randn(n, 3, device="tpu")
+        _close(compiled(x), f(x))

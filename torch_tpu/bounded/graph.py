@@ -32,6 +32,10 @@ from torch_tpu.tracing.tracer import Tracer
 HOST_BYTES = 1 << 20
 
 
+#: Makes of a program's output what the call returns, with the call's sizes and inputs.
+Finish = Callable[[Any, lay.Sizes, Sequence[Any]], Any]
+
+
 @dataclass(eq=False)
 class Pair:
     """What the graphs that come from one captured graph share.
@@ -179,22 +183,33 @@ class BoundedGraph:
         self._sizes = open_sizes(module)
         self.programs: dict[tuple[int, ...], _Padded] = {}  # by bounds
         nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self._inputs = [node.meta.get("val") for node in nodes]
         self._open_inputs = [
             (i, node.name, node.meta["val"])
             for i, node in enumerate(nodes)
             if isinstance(node.meta.get("val"), Tensor) and _opens(node.meta["val"])
         ]
-        self._outputs = [self._output(i, r) for i, r in enumerate(_results(module))]
+        owners = {
+            node.meta["val"].untyped_storage()._cdata: i
+            for i, node in reversed([*enumerate(nodes)])
+            if isinstance(node.meta.get("val"), Tensor) and node.name not in self.given
+        }
+        self._outputs = [self._output(i, r, owners) for i, r in enumerate(_results(module))]
 
-    def _output(self, i: int, result: Any) -> Callable[[Any, lay.Sizes], Any] | None:
-        """What is done with an output: nothing, a window on it, or a number."""
+    def _output(self, i: int, result: Any, owners: dict[int, int]) -> Finish | None:
+        """What is done with an output: nothing, a window on it or on an input, or a number."""
         value = result.meta.get("val") if isinstance(result, Node) else result
         if isinstance(value, torch.SymInt):
-            return lambda _, sizes: lay.value_of(value.node.expr, sizes)
+            return lambda _, sizes, __: lay.value_of(value.node.expr, sizes)
+        if isinstance(value, Tensor) and i < self.visible:
+            # Noted, for a graph that is stored and loaded again.
+            owner = result.meta.setdefault("torch_tpu_alias", owners.get(value.untyped_storage()._cdata))
+            if owner is not None:
+                return _window(value, owner, self._inputs[owner])
         if isinstance(value, Tensor) and _opens(value) and i < self.visible:
             shape = [lay.expression(n) for n in value.shape]
 
-            def cut(flat: Tensor, sizes: lay.Sizes) -> Tensor:
+            def cut(flat: Tensor, sizes: lay.Sizes, _: Sequence[Any]) -> Tensor:
                 exact = [lay.value_of(e, sizes) for e in shape]
                 strides = [1] * len(exact)
                 step = 1
@@ -203,7 +218,7 @@ class BoundedGraph:
                 return flat.as_strided(exact, strides, 0)
 
             return cut
-        return None if value is None or isinstance(value, Tensor) else lambda _, __: value
+        return None if value is None or isinstance(value, Tensor) else lambda *_: value
 
     def sizes_of(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The open sizes of a call."""
@@ -223,7 +238,7 @@ class BoundedGraph:
         try:
             started = programs.ahead(arguments)
         except CompileError as error:
-            # A size that only this call makes equal to another one: compiled for each size, it is right, or really wrong.
+            # Sizes that are equal by chance, perhaps: compiled for each size it is right, or really wrong.
             raise Unbounded(str(error.__cause__ or error)) from None
         if self.visible < len(self._outputs):
             self.pair.traced = programs.saved or programs.traced(arguments)
@@ -265,14 +280,31 @@ class BoundedGraph:
         asked = self.sizes_of(inputs)
         programs = self._programs_for(asked)
         sizes = dict(zip((s for _, s in self._sizes), asked, strict=True))
+        originals = [*inputs]
         for i, name, value in self._open_inputs:
             if name not in self.given:
                 inputs[i] = _flat(inputs[i], math.prod(lay.padded(lay.simple(value.shape), programs.bounds)))
         outputs = programs.run(inputs)
         return [
-            value if finish is None else finish(value, sizes)
+            value if finish is None else finish(value, sizes, originals)
             for value, finish in zip(outputs, self._outputs, strict=True)
         ]
+
+
+def _window(value: Tensor, owner: int, of: Tensor) -> Finish:
+    """An output that is a view of an input: AOTAutograd looks at its sizes, strides and offset to make it anew."""
+    shape, stride = ([lay.expression(n) for n in side] for side in (value.shape, value.stride()))
+    offset = lay.expression(value.storage_offset())
+    steps = [lay.expression(n) for n in (*of.stride(), of.storage_offset())]  # what only the input tells
+
+    def window(_: Any, sizes: lay.Sizes, inputs: Sequence[Any]) -> Tensor:
+        given = inputs[owner].detach()
+        told = zip(steps, (*given.stride(), given.storage_offset()), strict=True)
+        known = {**sizes, **{e: n for e, n in told if isinstance(e, sympy.Symbol)}}
+        exact, strides = ([lay.value_of(e, known) for e in side] for side in (shape, stride))
+        return given.as_strided(exact, strides, lay.value_of(offset, known))
+
+    return window
 
 
 def _opens(t: Tensor) -> bool:

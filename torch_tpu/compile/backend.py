@@ -25,6 +25,7 @@ from torch_tpu.compile.graph import (
     Programs,
     artifact,
     compiled,
+    localize,
     note,
     readable,
     runnable,
@@ -109,6 +110,8 @@ class _Compiler:
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         name = f"{self.settings.name or 'graph'}_{self.number}.{self.role}"
+        if localize(module):
+            self.pair.problem = "a large constant is part of it"
         visible, is_backward = self._visible(module), self.role == "backward"
         note(module, self.settings, is_backward)
         if traces():
@@ -146,7 +149,7 @@ class _Compiler:
     def _bounded(self, name: str, module: GraphModule, visible: int) -> BoundedGraph | None:
         """The graph with bounds, which starts to be compiled; None if it is compiled for each size."""
         pair, is_backward = self.pair, self.role == "backward"
-        if not is_backward and split(module) is None:
+        if not is_backward and not pair.problem and split(module) is None:
             pair.buckets = make_buckets(module, self.settings.num_dynamic_buckets)
             if pair.buckets is not None:
                 pair.buckets.step = self.settings.bucket_size

@@ -280,16 +280,25 @@ def _constants(module: GraphModule) -> dict[str, torch.Tensor]:
     return found
 
 
+def localize(module: GraphModule) -> bool:
+    """Brings the small constants of a graph to the host, where a trace can see them. Whether there are large ones."""
+    large = False
+    with _disable_current_modes():  # constants are real tensors
+        for name, value in _constants(module).items():
+            large |= value.numel() > CONSTANT_ELEMENTS
+            if value.device.type == "tpu" and value.numel() <= CONSTANT_ELEMENTS:
+                for part in module.modules():
+                    if hasattr(part, name):
+                        setattr(part, name, value.detach().cpu())
+    return large
+
+
 def _lift(module: GraphModule) -> tuple[GraphModule, list[torch.Tensor]]:
     """The graph with its large constants as further inputs, and those; small ones stay, on the host."""
     lifted: dict[str, torch.Tensor] = {}
     for name, value in _constants(module).items():
         if value.numel() > CONSTANT_ELEMENTS and hasattr(module, name):
             lifted[name] = value.detach().to("tpu")
-        elif value.device.type == "tpu":
-            for part in module.modules():
-                if hasattr(part, name):
-                    setattr(part, name, value.detach().cpu())
     if not lifted:
         return module, []
     graph = Graph()
