@@ -269,3 +269,17 @@ def test_constants_on_the_device_are_part_of_the_program() -> None:
     for n in (5, 9):
         x = torch.randn(n, 3, device="tpu")
         _close(compiled(x), f(x))
+
+
+def test_sizes_of_zero_and_halves_with_gradients() -> None:
+    def f(x: torch.Tensor) -> Any:
+        return x.sum(0), x.cumsum(0), x.t() @ x, torch.cat([x, x])
+
+    compiled = torch.compile(f, dynamic=True)
+    for n in (2, 5, 0, 1, 8):
+        x = torch.randn(n, 3, device="tpu")
+        _close(compiled(x), f(x))
+    halves = torch.compile(lambda x: x.chunk(2, 0))
+    for n in (6, 7, 10, 2):
+        x = torch.randn(n, 4, device="tpu", requires_grad=True)
+        _close(halves(x), x.chunk(2, 0))

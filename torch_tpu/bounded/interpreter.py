@@ -193,7 +193,7 @@ def _moved(at: Tensor, by: Sequence[Any], to: Sequence[Any]) -> Tensor:
 def compacted(c: Context, t: Tensor, factors: Sequence[sympy.Expr]) -> Tensor:
     """The real elements of a padded array, whose dimensions are ``factors``, flat, and garbage after them."""
     outer, bounds, rows = _rows(c, factors)
-    if all(e == 1 for e in outer[:-1]):  # a prefix already
+    if all(e == 1 for e in outer[:-1]) or t.numel() == 0:  # a prefix already
         return t.reshape(-1)
     real = [c.value(e) for e in outer]
     source = _moved(torch.arange(rows, device="meta"), real, bounds).clamp(0, rows - 1)
@@ -205,7 +205,7 @@ def spread(c: Context, flat: Tensor, layout: Layout) -> Tensor:
     factors = [e for dim in layout for e in dim]
     shape = lay.padded(layout, c.bounds)
     outer, bounds, rows = _rows(c, factors)
-    if all(e == 1 for e in outer[:-1]):
+    if all(e == 1 for e in outer[:-1]) or flat.numel() == 0:
         return flat.view(shape)
     real = [c.value(e) for e in outer]
     source = _moved(torch.arange(rows, device="meta"), bounds, real).clamp(0, rows - 1)

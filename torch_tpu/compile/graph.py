@@ -346,7 +346,8 @@ def geometry(inputs: Sequence[Any]) -> list[Argument]:
 
 
 def _is_known(t: torch.Tensor) -> bool:
-    return not any(isinstance(n, torch.SymInt) for n in (*t.shape, *t.stride(), t.storage_offset()))
+    sizes = (*t.shape, *t.stride(), t.storage_offset(), t.untyped_storage().nbytes())
+    return not any(isinstance(n, torch.SymInt) for n in sizes)
 
 
 def _argument(t: torch.Tensor, position: int, slots: dict[int, int], bases: dict[int, Type]) -> TensorArgument:
