@@ -572,9 +572,10 @@ def _equal(c: Context, have: Dim, want: Dim) -> None:
     c.trace.check(c.trace.read(differ), "the sizes of an attention bias and of the scores differ")
 
 
-def _bias(c: Context, q: Tensor, k: Tensor, bias: Tensor | None, causal: bool) -> Tensor | None:
+def _bias(c: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor | None:
     """The bias that also leaves out keys which are not real."""
     keys = layout_of(k)[-2]
+    lay.met([keys, layout_of(v)[-2]])  # equal by chance is not enough
     if bias is not None:
         for have, want in zip(layout_of(bias)[-2:], (layout_of(q)[-2], keys), strict=True):
             _equal(c, have, want)
@@ -593,7 +594,7 @@ def attention(
 ) -> tuple[Any, ...]:  # fmt: skip
     keys = layout_of(k)[-2]
     out, lse, *rest = op(
-        q, c.masked(k, 0, [-2]), c.masked(v, 0, [-2]), _bias(c, q, k, bias, causal), dropout, causal, debug, **kwargs
+        q, c.masked(k, 0, [-2]), c.masked(v, 0, [-2]), _bias(c, q, k, v, bias, causal), dropout, causal, debug, **kwargs
     )
     have = layout_of(q)
     sizes = (c.bound(Size(lay.total(d))) for d in (have[-2], keys))
@@ -609,7 +610,7 @@ def attention_backward(
 ) -> tuple[Any, ...]:  # fmt: skip
     if mask[3] and bias is not None:
         raise Unbounded("the gradient of an attention bias over a size that changes")
-    full = _bias(c, q, k, bias, causal)
+    full = _bias(c, q, k, v, bias, causal)
     if bias is None and full is None:
         zeroed = [c.zeroed(t) for t in (g, q, k, v)]
     else:
