@@ -283,3 +283,20 @@ def test_sizes_of_zero_and_halves_with_gradients() -> None:
     for n in (6, 7, 10, 2):
         x = torch.randn(n, 4, device="tpu", requires_grad=True)
         _close(halves(x), x.chunk(2, 0))
+
+
+def test_keys_and_values_of_a_growing_cache_have_sizes_of_their_own() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        k, v = torch.cat([k, new], 2), torch.cat([v, new * 2], 2)
+        return F.scaled_dot_product_attention(q, k, v), k, v
+
+    compiled = torch.compile(attend, fullgraph=True)
+    k, v = torch.randn(1, 2, 4, 8, device="tpu"), torch.randn(1, 2, 4, 8, device="tpu")
+    torch.tpu.reset_compile_stats()
+    for _ in range(10):
+        q, new = torch.randn(1, 2, 1, 8, device="tpu"), torch.randn(1, 2, 1, 8, device="tpu")
+        want = attend(q, k, v, new)
+        got = compiled(q, k, v, new)
+        _close(got, want)
+        _, k, v = got
+    assert len(compiled_graphs()) <= 3, compiled_graphs()

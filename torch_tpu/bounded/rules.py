@@ -562,20 +562,20 @@ def batch_norm_backward(
 
 # ---- attention ------------------------------------------------------------------------------------------------------
 def _equal(c: Context, have: Dim, want: Dim) -> None:
-    """A size of an attention bias is that of the scores: PyTorch's fake kernels do not ask."""
+    """A size of attention's values or bias is that of its scores: PyTorch's fake kernels do not ask."""
     if lay.total(have) == 1 or lay.agree(have, want):
         return
     sizes = [lay.padded((dim,), c.bounds) for dim in (have, want)]
     if sizes[0] != sizes[1] or any(lay.is_static(dim) or len(lay.without_ones(dim)) > 1 for dim in (have, want)):
-        raise Unbounded(f"an attention bias of size {lay.total(have)} for scores of {lay.total(want)}")
+        raise Unbounded(f"attention's sizes {lay.total(have)} and {lay.total(want)} are equal by chance")
     differ = c.value(lay.total(have)) != c.value(lay.total(want))
-    c.trace.check(c.trace.read(differ), "the sizes of an attention bias and of the scores differ")
+    c.trace.check(c.trace.read(differ), "the sizes of attention's keys, values or bias differ")
 
 
 def _bias(c: Context, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> Tensor | None:
     """The bias that also leaves out keys which are not real."""
     keys = layout_of(k)[-2]
-    lay.met([keys, layout_of(v)[-2]])  # equal by chance is not enough
+    _equal(c, layout_of(v)[-2], keys)
     if bias is not None:
         for have, want in zip(layout_of(bias)[-2:], (layout_of(q)[-2], keys), strict=True):
             _equal(c, have, want)
