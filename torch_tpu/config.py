@@ -55,6 +55,9 @@ VARIABLES = {
         Variable("TORCH_TPU_DEFER_AND_FUSE", False, "Fused eager mode: record operators, run several as one program"),
         Variable("TPU_DEFER_AND_FUSE", False, "older name of TORCH_TPU_DEFER_AND_FUSE"),
         Variable("TORCH_TPU_FUSE_LIMIT", 512, "the most operators that Fused eager mode makes one program of"),
+        Variable(
+            "TORCH_TPU_DYNAMIC_SIZES", True, "eager programs for ranges of sizes, where an operator's sizes change"
+        ),
         Variable("TORCH_TPU_CACHE", True, "keep compiled programs on disk"),
         Variable("TORCH_TPU_CACHE_DIR", "", "folder of the disk cache; default: the user's cache folder"),
         Variable("TORCH_TPU_CACHE_BYTES", 4 << 30, "size bound of the disk cache"),

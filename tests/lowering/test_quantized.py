@@ -167,15 +167,19 @@ def scaled_reference(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch
 
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16, None, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("kind", ["tensor", "row"])
-def test_scaled_mm_is_the_cpus(kind: str, out: torch.dtype | None) -> None:
+def test_scaled_mm(kind: str, out: torch.dtype | None) -> None:
+    """Against float32, rounded once: what the CPU's kernels give depends on the processor."""
     x, y = operands(32, 64, 48)
     a, b = (torch.tensor(0.5), torch.tensor(2.0)) if kind == "tensor" else (torch.rand(32, 1), torch.rand(1, 48))
     if kind == "row" and out not in (torch.bfloat16, torch.float32):
         out = torch.bfloat16
-    expected = torch._scaled_mm(x, y, a, b, out_dtype=out)
+    expected = (x.float() @ y.float() * a * b).to(out or x.dtype)
     got = torch._scaled_mm(*on_tpu((x, y, a, b)), out_dtype=out)
     assert got.dtype == expected.dtype
-    torch.testing.assert_close(got.cpu().float(), expected.float(), rtol=1e-2, atol=1e-4)
+    if got.dtype.itemsize == 1:
+        assert torch.equal(bits(got), bits(expected))
+    else:
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-2, atol=1e-4)
 
 
 def test_scaled_mm_options() -> None:

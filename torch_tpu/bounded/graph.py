@@ -95,8 +95,8 @@ def make_buckets(module: GraphModule, count: int) -> Buckets | None:
     return Buckets([s for _, s in sizes], upper, [g.expr for g in env.guards], count)
 
 
-class _Exact(BoundedInterpreter):
-    """Outputs that the user sees are laid out for the true sizes, at the beginning of a flat array."""
+class Exact(BoundedInterpreter):
+    """Lays out what the user sees of the outputs for the true sizes, at the beginning of a flat array."""
 
     def __init__(self, trace: Tracer, bounds: lay.Sizes, layouts: dict[str, Layout], visible: int) -> None:
         super().__init__(trace, bounds, layouts)
@@ -128,7 +128,7 @@ def _results(module: GraphModule) -> list[Any]:
     return [*result] if isinstance(result, tuple | list) else [result]
 
 
-def _memory_order(stride: Sequence[Any], sizes: lay.Sizes) -> tuple[int, ...]:
+def memory_order(stride: Sequence[Any], sizes: lay.Sizes) -> tuple[int, ...]:
     """Dimensions by falling stride."""
     strides = [lay.value_of(lay.expression(s), sizes) for s in stride]
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
@@ -136,7 +136,7 @@ def _memory_order(stride: Sequence[Any], sizes: lay.Sizes) -> tuple[int, ...]:
 
 def _compact(c: Context, t: Tensor, expected: Tensor) -> Tensor:
     """The real elements of ``t`` in their memory order, flat, and garbage after them."""
-    order = _memory_order(expected.stride(), c.bounds)
+    order = memory_order(expected.stride(), c.bounds)
     factors = [e for d in order for e in layout_of(t)[d]]
     return compacted(c, t.permute(order), factors)
 
@@ -161,7 +161,7 @@ class _Padded(Programs):
         return self.saved
 
     def interpreter(self, trace: Tracer) -> Interpreter:
-        made = _Exact(trace, self.bounds, self.given, self.visible)
+        made = Exact(trace, self.bounds, self.given, self.visible)
         self.saved = made.saved
         return made
 
@@ -213,7 +213,7 @@ class BoundedGraph:
                 exact = [lay.value_of(e, sizes) for e in shape]
                 strides = [1] * len(exact)
                 step = 1
-                for d in reversed(_memory_order(value.stride(), sizes)):
+                for d in reversed(memory_order(value.stride(), sizes)):
                     strides[d], step = step, step * max(exact[d], 1)
                 return flat.as_strided(exact, strides, 0)
 

@@ -66,8 +66,10 @@ class Context:
         self.node: Node
 
     # ---- sizes
-    def bound(self, size: Any) -> int:
+    def bound(self, size: Any) -> Any:
         """How large a size is in the padded program."""
+        if isinstance(size, ScalarOperand):
+            return size
         return lay.value_of(size.expr, self.bounds) if isinstance(size, Size) else int(size)
 
     def bounded(self, tree: Any) -> Any:
@@ -125,6 +127,13 @@ class Context:
     def _tensor(x: Any) -> Tensor:
         return x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.int64, device="meta")
 
+    # ---- operators
+    def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls an operator, some of whose numbers may be known only when the program runs."""
+        if any(isinstance(x, ScalarOperand) for x in tree_leaves((args, kwargs))):
+            return self.trace.call(op, args, kwargs)
+        return op(*args, **kwargs)
+
     # ---- masks
     def mask(self, dim: Dim) -> Tensor:
         """Which steps of a dimension are real: bool, as long as the padded dimension."""
@@ -151,7 +160,7 @@ class Context:
         for d in range(t.ndim) if dims is None else {d % t.ndim for d in dims}:
             if not lay.is_static(layout[d]):
                 shape = [-1 if i == d else 1 for i in range(t.ndim)]
-                t = t.masked_fill(~self.mask(layout[d]).view(shape), fill)
+                t = self.run(torch.ops.aten.masked_fill.Scalar, t, ~self.mask(layout[d]).view(shape), fill)
         return give(t, layout)
 
     def zeroed(self, tree: Any) -> Any:
@@ -200,10 +209,18 @@ def compacted(c: Context, t: Tensor, factors: Sequence[sympy.Expr]) -> Tensor:
     return t.reshape(rows, -1).index_select(0, source).reshape(-1)
 
 
+def fitted(flat: Tensor, count: int) -> Tensor:
+    """The first ``count`` elements of a flat array, with zeros after its end."""
+    if flat.numel() >= count:
+        return flat.narrow(0, 0, count)
+    return torch.cat([flat, torch.zeros(count - flat.numel(), dtype=flat.dtype, device="meta")])
+
+
 def spread(c: Context, flat: Tensor, layout: Layout) -> Tensor:
-    """The padded array of what :func:`compacted` gave."""
+    """The padded array of what :func:`compacted` gave, perhaps with other bounds."""
     factors = [e for dim in layout for e in dim]
     shape = lay.padded(layout, c.bounds)
+    flat = fitted(flat, math.prod(shape))
     outer, bounds, rows = _rows(c, factors)
     if all(e == 1 for e in outer[:-1]) or flat.numel() == 0:
         return flat.view(shape)
@@ -231,7 +248,7 @@ class BoundedInterpreter(Interpreter):
     def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
         from torch_tpu.bounded import rules  # noqa: F401
 
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        placeholders = self.placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         operands: dict[sympy.Symbol, ScalarOperand] = {}
         converted: list[Any] = []
         for node, value in zip(placeholders, inputs, strict=True):
@@ -245,13 +262,17 @@ class BoundedInterpreter(Interpreter):
         for i, node in enumerate(placeholders):
             expected = node.meta.get("val")
             if isinstance(converted[i], Tensor) and isinstance(expected, Tensor):
-                layout = self.given.get(node.name) or lay.simple(expected.shape)
-                if converted[i].shape != lay.padded(layout, self.bounds):
-                    self.flat.add(converted[i].untyped_storage()._cdata)
-                    converted[i] = self.trace.run(spread, self.context, converted[i], layout)
-                give(converted[i], layout)
+                converted[i] = self.load(node, converted[i], expected)
         self.outputs = super().run(module, converted)
         return self.outputs
+
+    def load(self, node: Node, value: Tensor, expected: Tensor) -> Tensor:
+        """The padded array of an input."""
+        layout = self.given.get(node.name) or lay.simple(expected.shape)
+        if value.shape != lay.padded(layout, self.bounds):
+            self.flat.add(value.untyped_storage()._cdata)
+            value = self.trace.run(spread, self.context, value, layout)
+        return give(value, layout)
 
     def execute(self, target: Any, args: Any, kwargs: Any) -> Any:
         expected = self.node.meta.get("val")

@@ -28,7 +28,9 @@ class Uniform(tuple[sympy.Expr, ...]):
 
 
 def expression(size: Any) -> sympy.Expr:
-    """The expression of an int or SymInt."""
+    """The expression of an int or SymInt; itself, if it is one."""
+    if isinstance(size, sympy.Expr):
+        return size
     if isinstance(size, torch.SymInt):
         return size.node.expr
     return sympy.Integer(int(size))

@@ -68,7 +68,8 @@ def _simple(c: Context, t: Tensor, index: int | None = None) -> Tensor:
     aten.copy.default, aten.where.self, aten.lift_fresh_copy.default, aten.contiguous.default,
     aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.full_like.default,
     aten.rand_like.default, aten.randn_like.default, aten.bernoulli.default, aten.bernoulli.p,
-    aten.tril.default, aten.triu.default, aten.masked_fill.Tensor, aten.masked_fill.Scalar,
+    aten.tril.default, aten.triu.default, aten.masked_fill.Tensor, aten.masked_fill.Scalar, aten.fill.Scalar,
+    aten.fill.Tensor, aten.zero.default,
 )  # fmt: skip
 def pointwise(c: Context, op: OpOverload, *args: Any, **kwargs: Any) -> Tensor:
     """Sizes among the operands are 0-d tensors."""
@@ -76,7 +77,7 @@ def pointwise(c: Context, op: OpOverload, *args: Any, **kwargs: Any) -> Tensor:
     if any(isinstance(x, Size) for x in tree_leaves(args)):
         op = getattr(op.overloadpacket, "Tensor", op)
         args = tree_map_only(Size, lambda s: _number(c, s), args)
-    out = op(*args, **kwargs)
+    out = c.run(op, *args, **kwargs)
     if layout and out.shape != lay.padded(layout, c.bounds):
         return _simple(c, out)
     return give(out, layout)
@@ -91,7 +92,7 @@ def _number(c: Context, size: Size) -> Any:
 
 @rule(aten.native_dropout.default)
 def native_dropout(c: Context, op: OpOverload, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return tuple(give(t, layout_of(x)) for t in op(x, *args))
+    return tuple(give(t, layout_of(x)) for t in c.run(op, x, *args))
 
 
 # ---- made from sizes ------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def filled(c: Context, op: OpOverload, size: Sequence[Any], *args: Any, **kwargs
         value = c.value(args[0])
         zeros = torch.zeros(c.bounded(size), dtype=c.expected().dtype, device="meta")
         return _simple(c, zeros + value)
-    out = op(c.bounded(size), *args, **_on_meta(kwargs))
+    out = c.run(op, c.bounded(size), *args, **_on_meta(kwargs))
     equal = op not in (aten.rand.default, aten.randn.default)
     return give(out, tuple(map(lay.Uniform, lay.simple(c.expected().shape)))) if equal else _simple(c, out)
 
@@ -116,7 +117,7 @@ def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
 @rule(aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.new_full.default)
 def new(c: Context, op: OpOverload, x: Tensor, size: Sequence[Any], *args: Any, **kwargs: Any) -> Tensor:
     _no_sizes(args)
-    return _simple(c, op(x, c.bounded(size), *args, **_on_meta(kwargs)))
+    return _simple(c, c.run(op, x, c.bounded(size), *args, **_on_meta(kwargs)))
 
 
 @rule(aten.scalar_tensor.default)
@@ -135,6 +136,11 @@ def arange(c: Context, op: OpOverload, *args: Any, **kwargs: Any) -> Tensor:
     raise Unbounded("arange with fractions")
 
 
+@rule(torch.ops.tpu.counted_.default)
+def counted(c: Context, op: OpOverload, x: Tensor, *args: Any) -> Tensor:
+    return _simple(c, c.run(op, x, *args))
+
+
 # ---- shapes ---------------------------------------------------------------------------------------------------------
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(c: Context, op: OpOverload, x: Tensor, size: Any) -> Tensor:
@@ -144,26 +150,26 @@ def view(c: Context, op: OpOverload, x: Tensor, size: Any) -> Tensor:
 
 @rule(aten.permute.default)
 def permute(c: Context, op: OpOverload, x: Tensor, dims: Sequence[int]) -> Tensor:
-    return give(op(x, dims), tuple(layout_of(x)[d] for d in dims))
+    return give(c.run(op, x, dims), tuple(layout_of(x)[d] for d in dims))
 
 
 @rule(aten.transpose.int)
 def transpose(c: Context, op: OpOverload, x: Tensor, a: int, b: int) -> Tensor:
     layout = [*layout_of(x)]
     layout[a], layout[b] = layout[b], layout[a]
-    return give(op(x, a, b), tuple(layout))
+    return give(c.run(op, x, a, b), tuple(layout))
 
 
 @rule(aten.t.default)
 def t(c: Context, op: OpOverload, x: Tensor) -> Tensor:
-    return give(op(x), layout_of(x)[::-1])
+    return give(c.run(op, x), layout_of(x)[::-1])
 
 
 @rule(aten.unsqueeze.default)
 def unsqueeze(c: Context, op: OpOverload, x: Tensor, dim: int) -> Tensor:
     layout = [*layout_of(x)]
     layout.insert(dim % (x.ndim + 1), ONE)
-    return give(op(x, dim), tuple(layout))
+    return give(c.run(op, x, dim), tuple(layout))
 
 
 @rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -191,7 +197,7 @@ def select(c: Context, op: OpOverload, x: Tensor, dim: int, index: Any) -> Tenso
     layout = layout_of(x)
     rest = tuple(d for i, d in enumerate(layout) if i != dim)
     if isinstance(index, int) and (index >= 0 or lay.is_static(layout[dim])):
-        return give(op(x, dim, index), rest)
+        return give(c.run(op, x, dim, index), rest)
     where = c.value(index)
     if isinstance(index, int) and index < 0:
         where = c.value(lay.total(layout[dim])) + index
@@ -210,9 +216,9 @@ def slice_(
     have = layout_of(x)
     size = lay.expression(c.expected().shape[dim])
     if lay.is_static(have[dim]) and not any(isinstance(s, Size) for s in (start, end)):
-        return give(op(x, dim, start, end, step), (*have[:dim], (size,), *have[dim + 1 :]))
+        return give(c.run(op, x, dim, start, end, step), (*have[:dim], (size,), *have[dim + 1 :]))
     if lay.same(size, lay.total(have[dim])):  # all of it
-        return give(op(x), have)
+        return give(c.run(op, x), have)
     if len(lay.without_ones(have[dim])) > 1:
         raise Unbounded("a slice of sizes joined by a view")
     count = lay.value_of(size, c.bounds)
@@ -220,7 +226,7 @@ def slice_(
     if isinstance(start, int) and start < 0:
         first = c.value(lay.total(have[dim])) + start
     if isinstance(first, int) and step == 1 and first + count <= x.shape[dim]:
-        taken = op(x, dim, first, first + count)
+        taken = c.run(op, x, dim, first, first + count)
     else:
         index = (torch.arange(count, device="meta") * step + first).clamp(0, x.shape[dim] - 1)
         taken = x.index_select(dim, index)
@@ -236,7 +242,7 @@ def slice_backward(
     size = (lay.expression(c.expected().shape[dim]),)
     layout = (*have[:dim], size, *have[dim + 1 :])
     if lay.is_static(size) and lay.is_static(have[dim]):
-        return give(op(g, lay.padded(layout, c.bounds), dim, start, end, step), layout)
+        return give(c.run(op, g, lay.padded(layout, c.bounds), dim, start, end, step), layout)
     first: Any = c.value(start)
     if isinstance(start, int) and start < 0:
         first = c.value(size[0]) + start
@@ -252,7 +258,7 @@ def select_backward(c: Context, op: OpOverload, g: Tensor, sizes: Any, dim: int,
     layout = (*have[:dim], (lay.expression(c.expected().shape[dim]),), *have[dim:])
     shape = lay.padded(layout, c.bounds)
     if isinstance(index, int) and (index >= 0 or lay.is_static(layout[dim])):
-        return give(op(g, shape, dim, index), layout)
+        return give(c.run(op, g, shape, dim, index), layout)
     where = c.value(lay.total(layout[dim])) + index if isinstance(index, int) else c.value(index)
     zeros = torch.zeros(shape, dtype=g.dtype, device="meta")
     return give(zeros.index_add(dim, _as_index(where), g.unsqueeze(dim)), layout)
@@ -269,7 +275,7 @@ def cat(c: Context, op: OpOverload, tensors: Sequence[Tensor], dim: int = 0) -> 
             if d != dim and not lay.agree(a, b):
                 raise Unbounded("a concatenation of sizes joined in different ways")
     layout = (*layouts[0][:dim], (lay.expression(c.expected().shape[dim]),), *layouts[0][dim + 1 :])
-    joined = op(tensors, dim)
+    joined = c.run(op, tensors, dim)
     if all(lay.is_static(one[dim]) for one in layouts[:-1]):  # only the last has an end that moves
         return give(joined, layout)
     value = c.trace.read(joined)
@@ -290,7 +296,7 @@ def cat(c: Context, op: OpOverload, tensors: Sequence[Tensor], dim: int = 0) -> 
 def stack(c: Context, op: OpOverload, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     layout = [*lay.broadcast([layout_of(t) for t in tensors])]
     layout.insert(dim % (tensors[0].ndim + 1), (sympy.Integer(len(tensors)),))
-    return give(op(tensors, dim), tuple(layout))
+    return give(c.run(op, tensors, dim), tuple(layout))
 
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
@@ -300,7 +306,7 @@ def split(c: Context, op: OpOverload, x: Tensor, *args: Any) -> list[Tensor]:
     _static(x, dim)
     _no_sizes(args)
     have = layout_of(x)
-    parts = op(x, *args)
+    parts = c.run(op, x, *args)
     if op is aten.unbind.int:
         return [give(p, (*have[:dim], *have[dim + 1 :])) for p in parts]
     return [give(p, (*have[:dim], (sympy.Integer(p.shape[dim]),), *have[dim + 1 :])) for p in parts]
@@ -315,13 +321,13 @@ def constant_pad_nd(c: Context, op: OpOverload, x: Tensor, pad: Sequence[Any], v
         raise Unbounded("padding of a size that changes")
     shape = c.expected().shape
     layout = tuple((lay.expression(shape[d]),) if d in touched else have[d] for d in range(x.ndim))
-    return give(op(c.masked(x, value, touched), pad, value), layout)
+    return give(c.run(op, c.masked(x, value, touched), pad, value), layout)
 
 
 @rule(aten.flip.default)
 def flip(c: Context, op: OpOverload, x: Tensor, dims: Sequence[int]) -> Tensor:
     _static(x, *dims)
-    return give(op(x, dims), layout_of(x))
+    return give(c.run(op, x, dims), layout_of(x))
 
 
 @rule(aten.repeat.default)
@@ -335,7 +341,7 @@ def repeat(c: Context, op: OpOverload, x: Tensor, repeats: Sequence[Any]) -> Ten
         if not (whole or lay.is_static(dim) or lay.total(dim) == 1):
             raise Unbounded("repeats of a size that changes")
         layout.append(dim if whole else (lay.expression(shape[d]),))
-    return give(op(x, c.bounded(repeats)), tuple(layout))
+    return give(c.run(op, x, c.bounded(repeats)), tuple(layout))
 
 
 # ---- reductions -----------------------------------------------------------------------------------------------------
@@ -364,7 +370,7 @@ def reduction(c: Context, op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) 
     layout = layout_of(x)
     if op in (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default):
         _prefix(layout[dims[0]])
-    out = op(c.masked(x, _fill(_REDUCTIONS[op], x.dtype), dims), *args, **kwargs)
+    out = c.run(op, c.masked(x, _fill(_REDUCTIONS[op], x.dtype), dims), *args, **kwargs)
     kept = _reduced(layout, dims, bool(bound.get("keepdim")))
     return tree_map_only(Tensor, lambda t: give(t, kept), tuple(out) if isinstance(out, tuple) else out)
 
@@ -412,7 +418,7 @@ def variance(
 @rule(aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default)
 def scan(c: Context, op: OpOverload, x: Tensor, dim: int, **kwargs: Any) -> Any:
     _prefix(layout_of(x)[dim])
-    return tree_map_only(Tensor, lambda t: give(t, layout_of(x)), op(x, dim, **kwargs))
+    return tree_map_only(Tensor, lambda t: give(t, layout_of(x)), c.run(op, x, dim, **kwargs))
 
 
 @rule(aten.topk.default)
@@ -425,18 +431,18 @@ def topk(
     _prefix(have[dim])
     layout = (*have[:dim], (sympy.Integer(k),), *have[dim + 1 :])
     filled_ = c.masked(x, _fill("max" if largest else "min", x.dtype), [dim])
-    return tuple(give(t, layout) for t in op(filled_, k, dim, largest, sorted))
+    return tuple(give(t, layout) for t in c.run(op, filled_, k, dim, largest, sorted))
 
 
 # ---- softmax and norms ----------------------------------------------------------------------------------------------
 @rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
 def softmax(c: Context, op: OpOverload, x: Tensor, dim: int, *args: Any) -> Tensor:
-    return give(op(c.masked(x, -math.inf, [dim]), dim, *args), layout_of(x))
+    return give(c.run(op, c.masked(x, -math.inf, [dim]), dim, *args), layout_of(x))
 
 
 @rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def softmax_backward(c: Context, op: OpOverload, g: Tensor, out: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    return give(op(c.masked(g, 0, [dim]), c.masked(out, 0, [dim]), dim, dtype), layout_of(g))
+    return give(c.run(op, c.masked(g, 0, [dim]), c.masked(out, 0, [dim]), dim, dtype), layout_of(g))
 
 
 @rule(aten.native_layer_norm.default, aten._fused_rms_norm.default)
@@ -445,7 +451,7 @@ def layer_norm(c: Context, op: OpOverload, x: Tensor, shape: Sequence[Any], *arg
     _static(x, *range(x.ndim - n, x.ndim))
     have = layout_of(x)
     statistics = (*have[: x.ndim - n], *[ONE] * n)
-    first, *rest = op(x, c.bounded(shape), *args)
+    first, *rest = c.run(op, x, c.bounded(shape), *args)
     return give(first, have), *(give(t, statistics) for t in rest)
 
 
@@ -454,7 +460,7 @@ def layer_norm_backward(
     c: Context, op: OpOverload, g: Tensor, x: Tensor, shape: Sequence[Any], *args: Any
 ) -> tuple[Any, ...]:
     _static(x, *range(x.ndim - len(shape), x.ndim))
-    first, *rest = op(c.zeroed(g), c.zeroed(x), c.bounded(shape), *c.zeroed(args))
+    first, *rest = c.run(op, c.zeroed(g), c.zeroed(x), c.bounded(shape), *c.zeroed(args))
     return (None if first is None else give(first, layout_of(x))), *rest
 
 
@@ -462,7 +468,7 @@ def layer_norm_backward(
 @rule(aten.mm.default, aten.bmm.default)
 def matmul(c: Context, op: OpOverload, a: Tensor, b: Tensor) -> Tensor:
     layout, a, b = _factors(c, a, b)
-    return give(op(a, b), layout)
+    return give(c.run(op, a, b), layout)
 
 
 def _factors(c: Context, a: Tensor, b: Tensor) -> tuple[Layout, Tensor, Tensor]:
@@ -480,14 +486,14 @@ def addmm(c: Context, op: OpOverload, bias: Tensor, a: Tensor, b: Tensor, **kwar
     _no_sizes(kwargs)
     layout, a, b = _factors(c, a, b)
     lay.broadcast([layout, layout_of(bias)])
-    return give(op(bias, a, b, **kwargs), layout)
+    return give(c.run(op, bias, a, b, **kwargs), layout)
 
 
 @rule(aten.convolution.default)
 def convolution(c: Context, op: OpOverload, x: Tensor, weight: Tensor, bias: Any, *args: Any) -> Tensor:
     _no_sizes(args)
     _static(x, *range(1, x.ndim))
-    out = op(x, weight, bias, *args)
+    out = c.run(op, x, weight, bias, *args)
     return give(out, (layout_of(x)[0], *lay.simple(out.shape[1:])))
 
 
@@ -495,7 +501,7 @@ def convolution(c: Context, op: OpOverload, x: Tensor, weight: Tensor, bias: Any
 def convolution_backward(c: Context, op: OpOverload, g: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Any:
     _no_sizes(args)
     _static(x, *range(1, x.ndim))
-    first, *rest = op(c.zeroed(g), c.zeroed(x), weight, *args)
+    first, *rest = c.run(op, c.zeroed(g), c.zeroed(x), weight, *args)
     return (None if first is None else give(first, layout_of(x))), *rest
 
 
@@ -504,7 +510,7 @@ def pool(c: Context, op: OpOverload, x: Tensor, *args: Any) -> Any:
     _no_sizes(args)
     _static(x, *range(1, x.ndim))
     batch = layout_of(x)[0]
-    return tree_map_only(Tensor, lambda t: give(t, (batch, *lay.simple(t.shape[1:]))), op(x, *args))
+    return tree_map_only(Tensor, lambda t: give(t, (batch, *lay.simple(t.shape[1:]))), c.run(op, x, *args))
 
 
 @rule(
@@ -513,7 +519,7 @@ def pool(c: Context, op: OpOverload, x: Tensor, *args: Any) -> Any:
 )  # fmt: skip
 def pool_backward(c: Context, op: OpOverload, g: Tensor, x: Tensor, *args: Any) -> Tensor:
     _static(x, *range(1, x.ndim))
-    return give(op(c.zeroed(g), x, *c.zeroed(args)), layout_of(x))
+    return give(c.run(op, c.zeroed(g), x, *c.zeroed(args)), layout_of(x))
 
 
 @rule(aten._native_batch_norm_legit_functional.default)
@@ -522,7 +528,7 @@ def batch_norm(
     training: bool, momentum: float, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     if not training:
-        first, *rest = op(x, weight, bias, running_mean, running_var, training, momentum, eps)
+        first, *rest = c.run(op, x, weight, bias, running_mean, running_var, training, momentum, eps)
         return give(first, layout_of(x)), *rest
     dims = [d for d in range(x.ndim) if d != 1]
     center, squares, count = _moments(c, x, dims)
@@ -593,8 +599,16 @@ def attention(
     causal: bool = False, debug: bool = False, **kwargs: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     keys = layout_of(k)[-2]
-    out, lse, *rest = op(
-        q, c.masked(k, 0, [-2]), c.masked(v, 0, [-2]), _bias(c, q, k, v, bias, causal), dropout, causal, debug, **kwargs
+    out, lse, *rest = c.run(
+        op,
+        q,
+        c.masked(k, 0, [-2]),
+        c.masked(v, 0, [-2]),
+        _bias(c, q, k, v, bias, causal),
+        dropout,
+        causal,
+        debug,
+        **kwargs,
     )
     have = layout_of(q)
     sizes = (c.bound(Size(lay.total(d))) for d in (have[-2], keys))
@@ -615,7 +629,7 @@ def attention_backward(
         zeroed = [c.zeroed(t) for t in (g, q, k, v)]
     else:
         zeroed = [c.zeroed(t) for t in (g, q, k, v)]
-    results = op(
+    results = c.run(op,
         *zeroed, full, [*mask[:3], False], c.zeroed(out), c.zeroed(lse), cum_q, cum_k, c.bound(max_q), c.bound(max_k),
         dropout, causal, seed, offset, **kwargs,
     )  # fmt: skip
@@ -628,7 +642,7 @@ def attention_backward(
 def embedding(c: Context, op: OpOverload, weight: Tensor, indices: Tensor, *args: Any) -> Tensor:
     _static(weight, 0, 1)
     layout = (*layout_of(indices), *lay.simple(weight.shape[1:]))
-    return give(op(weight, c.zeroed(indices), *args[:1]), layout)
+    return give(c.run(op, weight, c.zeroed(indices), *args[:1]), layout)
 
 
 @rule(aten.embedding_dense_backward.default)
@@ -637,7 +651,7 @@ def embedding_dense_backward(
 ) -> Tensor:
     if scale:
         raise Unbounded("gradients scaled by how often an index occurs")
-    return op(c.zeroed(g), c.zeroed(indices), c.bound(rows), c.bound(padding), scale)
+    return c.run(op, c.zeroed(g), c.zeroed(indices), c.bound(rows), c.bound(padding), scale)
 
 
 def _indices(c: Context, x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -668,7 +682,7 @@ def index_(c: Context, op: OpOverload, x: Tensor, indices: Sequence[Tensor | Non
     for t in (x, *(i for i in indices if i is not None)):
         for dim in layout_of(t):
             _prefix(dim)
-    return _simple(c, op(x, _indices(c, x, indices)))
+    return _simple(c, c.run(op, x, _indices(c, x, indices)))
 
 
 @rule(aten.index_put.default)
@@ -682,7 +696,7 @@ def index_put(
     if values.ndim != len(written):
         raise Unbounded("one value for indices of a number that changes")
     lay.broadcast([written, layout_of(values)])
-    return give(op(x, _indices(c, x, indices), c.zeroed(values), True), layout_of(x))
+    return give(c.run(op, x, _indices(c, x, indices), c.zeroed(values), True), layout_of(x))
 
 
 @rule(aten.index_select.default)
@@ -690,18 +704,18 @@ def index_select(c: Context, op: OpOverload, x: Tensor, dim: int, index: Tensor)
     dim %= x.ndim
     have = layout_of(x)
     _prefix(have[dim])
-    return give(op(x, dim, c.zeroed(index)), (*have[:dim], layout_of(index)[0], *have[dim + 1 :]))
+    return give(c.run(op, x, dim, c.zeroed(index)), (*have[:dim], layout_of(index)[0], *have[dim + 1 :]))
 
 
 @rule(aten.gather.default)
 def gather(c: Context, op: OpOverload, x: Tensor, dim: int, index: Tensor, **kwargs: Any) -> Tensor:
     _prefix(layout_of(x)[dim])
-    return give(op(x, dim, c.zeroed(index), **kwargs), layout_of(index))
+    return give(c.run(op, x, dim, c.zeroed(index), **kwargs), layout_of(index))
 
 
 @rule(aten.scatter_add.default)
 def scatter_add(c: Context, op: OpOverload, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return give(op(x, dim, c.zeroed(index), c.zeroed(source)), layout_of(x))
+    return give(c.run(op, x, dim, c.zeroed(index), c.zeroed(source)), layout_of(x))
 
 
 # ---- losses ---------------------------------------------------------------------------------------------------------
@@ -710,7 +724,7 @@ def nll_loss(
     c: Context, op: OpOverload, x: Tensor, target: Tensor, weight: Any, reduction: int, ignore: int
 ) -> tuple[Tensor, ...]:
     _static(x, x.ndim - 1)
-    loss, count = op(x, c.masked(target, c.bound(ignore)), weight, reduction, c.bound(ignore))
+    loss, count = c.run(op, x, c.masked(target, c.bound(ignore)), weight, reduction, c.bound(ignore))
     return (loss if reduction else give(loss, layout_of(target))), count
 
 
@@ -720,7 +734,7 @@ def nll_loss_backward(
     count: Tensor,
 ) -> Tensor:  # fmt: skip
     ignored = c.bound(ignore)
-    return give(op(c.zeroed(g), x, c.masked(target, ignored), weight, reduction, ignored, count), layout_of(x))
+    return give(c.run(op, c.zeroed(g), x, c.masked(target, ignored), weight, reduction, ignored, count), layout_of(x))
 
 
 _LOSSES = (
@@ -734,7 +748,7 @@ def loss(c: Context, op: OpOverload, x: Tensor, target: Tensor, *args: Any, **kw
     """The loss of each element, then its sum or mean over real ones."""
     bound = _bind(op, (x, target, *args), kwargs)
     reduction = bound["reduction"]
-    each = give(op(**{**bound, "reduction": 0}), lay.broadcast([layout_of(x), layout_of(target)]))
+    each = give(c.run(op, **{**bound, "reduction": 0}), lay.broadcast([layout_of(x), layout_of(target)]))
     if reduction == 0:
         return each
     dims = [*range(each.ndim)]
@@ -749,4 +763,4 @@ def loss_backward(
     layout = lay.broadcast([layout_of(x), layout_of(target)])
     if reduction == 1:
         g = g / c.count(layout, [*range(len(layout))])
-    return give(op(g, x, target, 2 if reduction else 0, *args), layout)
+    return give(c.run(op, g, x, target, 2 if reduction else 0, *args), layout)

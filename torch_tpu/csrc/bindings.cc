@@ -7,6 +7,7 @@
 #include "compile/graph.h"
 #include "eager/graph.h"
 #include "eager/kernel.h"
+#include "eager/operands.h"
 #include "eager/registration.h"
 #include "runtime/cell.h"
 #include "runtime/dtypes.h"
@@ -55,7 +56,7 @@ OperandKind operand_kind(const std::string& kind) {
   static const std::map<std::string, OperandKind> kinds{
       {"base", OperandKind::kBase},       {"offset", OperandKind::kOffset}, {"scalar", OperandKind::kScalar},
       {"scalars", OperandKind::kScalars}, {"rng", OperandKind::kRng},       {"flag", OperandKind::kFlag},
-      {"code", OperandKind::kCode}};
+      {"code", OperandKind::kCode},       {"size", OperandKind::kSize}};
   return kinds.at(kind);
 }
 
@@ -94,6 +95,23 @@ std::shared_ptr<Program> make_program(
   std::vector<Fault> checks;
   for (const auto& [error, text] : faults) checks.push_back({error, text});
   if (!checks.empty()) program->fault_code = Runtime::fault_code(name, checks);
+  return program;
+}
+
+// A program with a calling convention of its own for the executable of another.
+std::shared_ptr<Program> make_variant(
+    const std::shared_ptr<Program>& padded, const std::shared_ptr<Variety>& variety,
+    const std::vector<std::tuple<std::string, int32_t, int>>& operands,
+    const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
+    const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
+    const std::vector<std::tuple<int32_t, int, Dims>>& rooms) {
+  auto program = make_program(nullptr, padded->name, operands, outputs, results, resizes, {}, 0, padded->uses_precision,
+                              padded->brief, {}, py::bytes(), "");
+  program->fault_code = padded->fault_code;
+  for (const auto& [slot, dtype, dims] : rooms) program->rooms.emplace_back(slot, array_type(dtype, dims));
+  program->padded = padded;
+  program->variety = variety;
+  ++variety->programs;
   return program;
 }
 
@@ -194,7 +212,15 @@ void bind_programs(py::module_& m) {
     if (!type) return std::nullopt;
     return Dims(type->dims.begin(), type->dims.end());
   });
+  m.def("_lengthen", [](const at::Tensor& tensor, int64_t count) {
+    const auto* type = ArrayType::get(to_pjrt(tensor.scalar_type()), {count});
+    auto& device = Runtime::get().device(tensor.device().index());
+    py::gil_scoped_release unlocked;
+    lengthen(*Cell::of(tensor.storage().unsafeGetStorageImpl()), type, device);
+  });
   m.def("_make_program", &make_program);
+  py::class_<Variety, std::shared_ptr<Variety>>(m, "_Variety").def(py::init<>());
+  m.def("_make_variant", &make_variant);
   m.def("_table_stats", [] {
     const auto stats = ProgramTable::stats();
     py::dict out;

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_tpu import _C, platform
+from torch_tpu.bounded import changes
 from torch_tpu.lowering.data_dependent import HOST_COMPOSITES
 from torch_tpu.lowering.random import CHECKED
 from torch_tpu.programs import disk, errors, fallback, fused, options, stats
@@ -142,19 +143,26 @@ def _with_kinds(description: list[Any]) -> list[Any]:
 _keeps_plans = False  # Fused mode has been used: programs carry what they are made of
 
 
-def compile_call(name: str, arguments: list[Any], precision: int, record: bool) -> Any:
+def compile_call(name: str, arguments: list[Any], precision: int, record: bool, exact: bool) -> Any:
     """The program for one call of operator ``name``: from the disk cache, or traced and compiled.
 
-    With ``record`` it is not compiled: Fused mode makes it a part of other programs.
+    With ``record`` it is not compiled: Fused mode makes it a part of other programs. Unless it is to be ``exact``, it
+    may be one that is padded, for all sizes of a range (:mod:`torch_tpu.bounded.eager`).
     """
     global _keeps_plans
     _keeps_plans |= record
     described = [describe(a, kind) for a, kind in zip(arguments, _argument_types(name), strict=True)]
     if operator_spec(name).checks_numbers:
         described = _with_kinds(described)
+    level = PRECISIONS[precision]
+    if not exact and (opened := changes.opened(name, described)) is not None:
+        from torch_tpu.bounded import eager as bounded  # sympy and what else graphs need: only when sizes change
+
+        if (program := bounded.find(name, *opened, level, record, _program)) is not None:
+            return program
     why = stats.reason(name, described)
     start = time.perf_counter()
-    key = disk.key_of(name, described, PRECISIONS[precision])
+    key = disk.key_of(name, described, level)
     entry = disk.load(key, executable=not record)
     if entry is not None and (record or entry[1] is not None):
         plan, executable = entry
@@ -165,7 +173,7 @@ def compile_call(name: str, arguments: list[Any], precision: int, record: bool) 
 
     def build_and_compile() -> tuple[Plan, float, Any]:
         emulate = platform.emulates_precision()
-        plan = known or build(name, described, precision=PRECISIONS[precision], emulate_precision=emulate)
+        plan = known or build(name, described, precision=level, emulate_precision=emulate)
         return plan, time.perf_counter(), None if record else options.compile(plan)
 
     plan, traced, executable = errors.checked(name, described, build_and_compile)

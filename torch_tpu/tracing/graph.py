@@ -105,6 +105,7 @@ def build_graph(
     precision: str,
     emulate_precision: bool,
     interpreter: Callable[[Tracer], Interpreter] | None = None,
+    as_predicted: bool = True,
 ) -> Plan:
     """Traces a graph.
 
@@ -115,22 +116,23 @@ def build_graph(
         precision: ``medium``, ``high`` or ``highest``, where the graph does not say otherwise.
         emulate_precision: See :class:`Tracer`.
         interpreter: Makes what runs the graph; default: :class:`Interpreter`.
+        as_predicted: See :func:`torch_tpu.tracing.program.finish`.
 
     Raises:
         CompileError: An operator cannot be part of a program.
     """
     trace = Tracer(precision, emulate_precision)
     call = Call(trace)
-    with _outside_of_modes(), trace.active():
+    with outside_of_modes(), trace.active():
         inputs = [call.argument(a) for a in arguments]
         outputs = (interpreter or Interpreter)(trace).run(module, inputs)
-        plan = finish(name, trace, call, [(t, True) for t in outputs], as_predicted=True)
+        plan = finish(name, trace, call, [(t, True) for t in outputs], as_predicted)
     plan.is_graph = True
     return plan
 
 
 @contextlib.contextmanager
-def _outside_of_modes() -> Iterator[None]:
+def outside_of_modes() -> Iterator[None]:
     """Neither autograd nor autocast nor the modes of the code that compiles see the operators of a trace."""
     with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
         yield

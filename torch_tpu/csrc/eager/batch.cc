@@ -89,13 +89,14 @@ class BatchRun {
   // With the operator and its line. An operator whose operand failed repeats that failure.
   static Failure named(Failure failure, const Program& program) {
     if (failure.named) return failure;
-    const auto line = program.line.empty() ? "" : c10::str(" (", program.line, ")");
+    const auto& known = program.code().line;
+    const auto line = known.empty() ? "" : c10::str(" (", known, ")");
     return {failure.kind, c10::str(program.name, line, " failed: ", failure.text), true};
   }
 
   c10::SmallVector<ArrayPtr, 8> run_alone(size_t i, const std::vector<c10::SmallVector<ArrayPtr, 8>>& values) {
     const auto& program = *fusion_.nodes()[i]->program;
-    if (!program.executable.load(std::memory_order_acquire)) python::compile_plan(program);
+    if (!program.code().executable.load(std::memory_order_acquire)) python::compile_plan(program.code());
     std::vector<ArrayPtr> arrays;
     for (size_t s = 0; s < program.operands.size(); ++s) {
       const Source& source = fusion_.sources(i)[s];

@@ -94,7 +94,7 @@ Key Fusion::key() const {
   key.reserve(4 + nodes_.size() + sources_.size() + live_.size() + donations_.size());
   key.push_back(nodes_.size());
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    key.push_back(reinterpret_cast<uint64_t>(nodes_[i]->program.get()));
+    key.push_back(reinterpret_cast<uint64_t>(&nodes_[i]->program->code()));
     const Source* source = sources(i);
     for (const auto& operand : nodes_[i]->program->operands) {
       if (!is_number(operand.kind))

@@ -149,11 +149,12 @@ bool Graph::append(const ProgramPtr& program, Call& call, const Bases& bases, c1
   batch_.nodes.push_back(std::move(node));
   unfinished_.fetch_add(1, std::memory_order_release);
   const bool heavy = device_.capacity && static_cast<int64_t>(batch_.leaf_bytes) > device_.capacity / kShareOfDevice;
-  return boundary_.ends_after(reinterpret_cast<uint64_t>(program.get()), batch_.nodes.size(), graph_limit, heavy);
+  return boundary_.ends_after(reinterpret_cast<uint64_t>(&program->code()), batch_.nodes.size(), graph_limit, heavy);
 }
 
 void Graph::record(const ProgramPtr& program, Call& call, Results* results) {
   if (program->fresh_bytes >= kLarge) Allocator::get().check_fits(program->fresh_bytes, device_.index);
+  if (C10_UNLIKELY(!program->rooms.empty())) make_room(*program, call, device_);
   c10::SmallVector<ArrayPtr, 1> lists;
   ArrayPtr flag;
   for (const auto& operand : program->operands) {

@@ -78,12 +78,12 @@ void Kernel::prepare() {
   prepared_.store(true, std::memory_order_release);
 }
 
-ProgramPtr Kernel::compile(Call& call, const c10::IValue* arguments, bool record) {
+ProgramPtr Kernel::compile(Call& call, const c10::IValue* arguments, bool record, bool exact) {
   Runtime::get();
   check_internal_overlap(arguments);
   const auto precision = static_cast<uint64_t>(current_precision());
   auto program =
-      python::compile_program(name_, op_.schema(), arguments_, call, arguments, static_cast<int>(precision), record);
+      python::compile_program(name_, op_.schema(), arguments_, call, arguments, static_cast<int>(precision), record, exact);
   if (program->uses_precision) {
     uses_precision_ = true;
     call.key[0] = precision + 1;
@@ -140,11 +140,13 @@ void Kernel::run(const c10::IValue* arguments, Results* results) {
   const uint64_t hash = hash_key(call.key);
   ProgramPtr program = programs_.find(call.key, hash);
   const Mode mode = current_mode();
+  if (C10_UNLIKELY(program && program->variety && program->settled()))
+    program = compile(call, arguments, mode == Mode::kFused, true);
   if (mode == Mode::kFused) {
-    if (C10_UNLIKELY(!program || program->plan.empty())) program = compile(call, arguments, true);
+    if (C10_UNLIKELY(!program || program->code().plan.empty())) program = compile(call, arguments, true, false);
     return Graph::of(Runtime::get().device(call.device)).record(program, call, results);
   }
-  if (C10_UNLIKELY(!program)) program = compile(call, arguments, false);
+  if (C10_UNLIKELY(!program)) program = compile(call, arguments, false, false);
   launch(*program, call, results);
   if (C10_UNLIKELY(mode == Mode::kDebug)) Runtime::get().device(call.device).synchronize();
 }

@@ -28,8 +28,8 @@ class Kernel final {
 
  private:
   void prepare();  // asks Python for the operator's spec, once
-  // `record`: without XLA, for a program that is to be a part of others.
-  ProgramPtr compile(Call& call, const c10::IValue* arguments, bool record);
+  // `record`: without XLA, for a program that is to be a part of others. `exact`: for these sizes alone.
+  ProgramPtr compile(Call& call, const c10::IValue* arguments, bool record, bool exact);
   // PyTorch's errors for writes whose result would depend on the order of elements.
   void check_internal_overlap(const c10::IValue* arguments) const;
   void check_partial_overlap(const c10::IValue* arguments) const;

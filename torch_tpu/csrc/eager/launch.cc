@@ -67,7 +67,7 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
 
 c10::SmallVector<ArrayPtr, 8> execute(const Program& program, c10::ArrayRef<PJRT_Buffer*> operands,
                                       c10::ArrayRef<int64_t> keep, DeviceState& device) {
-  const auto* executable = program.executable.load(std::memory_order_acquire);
+  const auto* executable = program.code().executable.load(std::memory_order_acquire);
   const size_t count = program.outputs.size();
   c10::SmallVector<PJRT_Buffer*, 8> raw(count);
   try {
@@ -88,7 +88,8 @@ void launch(const Program& program, Call& call, Results* results) {
   auto& device = Runtime::get().device(call.device);
   constexpr size_t kLarge = 1 << 20;
   if (program.fresh_bytes >= kLarge) Allocator::get().check_fits(program.fresh_bytes, device.index);
-  if (C10_UNLIKELY(!program.executable.load(std::memory_order_acquire))) python::compile_plan(program);
+  if (C10_UNLIKELY(!program.code().executable.load(std::memory_order_acquire))) python::compile_plan(program.code());
+  if (C10_UNLIKELY(!program.rooms.empty())) make_room(program, call, device);
   Operands operands;
   gather_operands(program, call, device, operands);
 

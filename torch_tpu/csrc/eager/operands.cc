@@ -23,6 +23,19 @@ ArrayPtr packed_numbers(const std::vector<c10::Scalar>& values, pjrt::DType dtyp
   return device.from_host(data.data(), type);
 }
 
+void lengthen(Cell& cell, const ArrayType* type, DeviceState& device) {
+  for (auto array = cell.array(); array->type() != type; array = cell.array()) {
+    std::vector<char> host(std::max(type->bytes, array->type()->bytes));
+    if (!array->buffer().read_host_memory(host.data(), array->type()->bytes))
+      array->buffer().to_host(host.data(), array->type()->bytes).wait();
+    cell.exchange(array, device.from_host(host.data(), type));
+  }
+}
+
+void make_room(const Program& program, const Call& call, DeviceState& device) {
+  for (const auto& [slot, type] : program.rooms) lengthen(*call.slots[slot], type, device);
+}
+
 ScalarBits draw_random(const Program& program, const Call& call, const DeviceState& device) {
   const auto& chosen = call.generator && call.generator->defined() ? *call.generator : default_generator(device.index);
   TORCH_CHECK(chosen.device().type() == kTpu, "Expected a 'tpu' device type for generator but found '",
@@ -35,6 +48,7 @@ ScalarBits number_of(const Operand& operand, const Program& program, const Call&
   switch (operand.kind) {
     case OperandKind::kOffset: return encode(call.tensors[operand.index].tensor->storage_offset(), operand.dtype);
     case OperandKind::kScalar: return encode(call.numbers[operand.index], operand.dtype);
+    case OperandKind::kSize: return encode(static_cast<int64_t>(operand.index), operand.dtype);
     case OperandKind::kRng: return draw_random(program, call, device);
     default: return encode(static_cast<int64_t>(program.fault_code), operand.dtype);
   }

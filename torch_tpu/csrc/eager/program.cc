@@ -18,6 +18,15 @@ Tables& tables() {
 
 }  // namespace
 
+bool Program::settled() const {
+  constexpr uint32_t kReturns = 8;
+  constexpr uint64_t kFew = 32;
+  if (variety->last.load(std::memory_order_relaxed) == this) return false;
+  variety->last.store(this, std::memory_order_relaxed);
+  return returns.fetch_add(1, std::memory_order_relaxed) >= kReturns &&
+         variety->programs.load(std::memory_order_relaxed) <= kFew;
+}
+
 uint64_t hash_key(const Key& key) {
   uint64_t h = 0x9E3779B97F4A7C15ull ^ key.size();
   for (uint64_t word : key) {

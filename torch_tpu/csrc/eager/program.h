@@ -22,8 +22,8 @@ using Key = c10::SmallVector<uint64_t, 64>;
 uint64_t hash_key(const Key& key);
 
 // Where a program argument comes from. `index` counts storage slots (base), tensor positions (offset) or numbers
-// (scalar).
-enum class OperandKind : uint8_t { kBase, kOffset, kScalar, kScalars, kRng, kFlag, kCode };
+// (scalar); of a size it is the size itself.
+enum class OperandKind : uint8_t { kBase, kOffset, kScalar, kScalars, kRng, kFlag, kCode, kSize };
 struct Operand {
   OperandKind kind;
   int32_t index;
@@ -33,7 +33,7 @@ struct Operand {
 // The kinds that are a value of the call, not an array.
 constexpr bool is_number(OperandKind kind) {
   return kind == OperandKind::kOffset || kind == OperandKind::kScalar || kind == OperandKind::kRng ||
-         kind == OperandKind::kCode;
+         kind == OperandKind::kCode || kind == OperandKind::kSize;
 }
 
 // Where a program result goes: the storage slot it replaces, a fresh storage, or the device's index flag.
@@ -68,6 +68,12 @@ struct Compiled {
   std::string serialize() const { return bytes.empty() ? executable->serialize() : bytes; }
 };
 
+// The programs of one operator whose sizes change, all of which run the same few executables.
+struct Variety {
+  std::atomic<uint64_t> programs{0};
+  std::atomic<const void*> last{nullptr};  // the program that was used last
+};
+
 struct Program {
   Program() = default;
   Program(const Program&) = delete;
@@ -90,6 +96,17 @@ struct Program {
   bool brief = false;                                 // takes microseconds
   bool shared_outputs = false;                        // some output has several windows among the results
   std::vector<std::shared_ptr<const Program>> parts;  // of a fused program: their addresses are in its key
+
+  // A program for one choice of sizes (torch_tpu/bounded/eager.py) has only the calling convention of its own. What is
+  // compiled, recorded and fused is `padded`, the same one for all sizes up to its bounds; the arrays of some slots have
+  // to be made as long as that takes them.
+  std::shared_ptr<const Program> padded;
+  std::vector<std::pair<int32_t, const ArrayType*>> rooms;
+  std::shared_ptr<Variety> variety;
+  mutable std::atomic<uint32_t> returns{0};  // uses after another program of its variety
+  const Program& code() const { return padded ? *padded : *this; }
+  // True when few sizes have come again and again: then they deserve programs of their own.
+  bool settled() const;
 
   // Kept by the table, under its lock.
   mutable uint64_t hits = 0;

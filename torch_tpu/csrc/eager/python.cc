@@ -200,10 +200,10 @@ void run_composite(const char* module, const std::string& name, const c10::Funct
 
 ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema,
                            const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments,
-                           int precision, bool record) {
+                           int precision, bool record, bool exact) {
   return with_python([&] {
     return py::module_::import(kEager)
-        .attr("compile_call")(name, describe(specs, call, arguments), precision, record)
+        .attr("compile_call")(name, describe(specs, call, arguments), precision, record, exact)
         .cast<std::shared_ptr<Program>>();
   });
 }
@@ -229,7 +229,7 @@ std::unique_ptr<pjrt::Executable> compile_fusion(const Fusion& fusion) {
     std::unordered_map<const Program*, size_t> places;
     py::list plans, nodes, live, donations;
     for (size_t i = 0; i < fusion.nodes().size(); ++i) {
-      const auto* program = fusion.nodes()[i]->program.get();
+      const auto* program = &fusion.nodes()[i]->program->code();
       const auto [place, fresh] = places.emplace(program, places.size());
       if (fresh) plans.append(py::bytes(program->plan));
       py::list sources;

@@ -16,10 +16,10 @@ namespace torch_tpu::python {
 OperatorSpec operator_spec(const std::string& name);
 
 // Describes the call to torch_tpu.programs.eager.compile_call and returns its program. Python errors pass through
-// unchanged. `record`: without XLA, for a program that is to be a part of others.
+// unchanged. `record`: without XLA, for a program that is to be a part of others. `exact`: for these sizes alone.
 ProgramPtr compile_program(const std::string& name, const c10::FunctionSchema& schema,
                            const std::vector<ArgumentSpec>& specs, const Call& call, const c10::IValue* arguments,
-                           int precision, bool record);
+                           int precision, bool record, bool exact);
 
 // Compiles a program that has only been recorded.
 void compile_plan(const Program& program);

@@ -18,6 +18,13 @@ void Cell::replace(Contents contents) {
   if (contents.work) contents.work->release(contents.output);
 }
 
+void Cell::exchange(const ArrayPtr& held, ArrayPtr array) {
+  std::lock_guard<Spinlock> lock(mutex_);
+  if (array_ != held) return;
+  type_.store(array->type(), std::memory_order_release);
+  array_.swap(array);
+}
+
 void Cell::share(Cell& other) {
   Contents contents;
   {

@@ -48,6 +48,8 @@ class Cell {
     return {array_, work_, output_};
   }
   void set(ArrayPtr array) { replace({std::move(array), {}, 0}); }
+  // Replaces `held` by another array, unless somebody else has written the cell.
+  void exchange(const ArrayPtr& held, ArrayPtr array);
   void defer(PendingPtr work, int output) {
     work->hold(output);
     replace({{}, std::move(work), output});
