@@ -16,10 +16,13 @@ os.environ.setdefault("TORCH_TPU_QUIET", "1")
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """The same random inputs whatever ran before, on whichever worker."""
+    """The same random inputs whatever ran before, on whichever worker, and no sizes that are known to change."""
     import torch
 
+    from torch_tpu.bounded import changes
+
     torch.manual_seed(0)
+    changes.clear()
 
 
 def pytest_unconfigure() -> None:

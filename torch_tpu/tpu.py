@@ -16,6 +16,7 @@ import torch
 
 from torch_tpu import _C, config, platform
 from torch_tpu import compiler as compiler
+from torch_tpu.bounded import changes
 from torch_tpu.programs import fused
 from torch_tpu.programs.options import (
     allow_excess_precision as excess_precision_allowed,
@@ -478,6 +479,9 @@ def _get_cache_misses() -> int:
 def _clear_cache() -> None:
     """Empties the memory table of programs; the disk cache stays (``python -m torch_tpu cache clear``)."""
     _C._clear_table()
+    changes.clear()
+    if (bounded := sys.modules.get("torch_tpu.bounded.eager")) is not None:
+        bounded.clear()
 
 
 def _hbm_usage_summary() -> str:

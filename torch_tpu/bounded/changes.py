@@ -20,8 +20,9 @@ from torch_tpu import config
 from torch_tpu.lowering.view import contiguous_strides
 from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgument, TensorArgument
 
-#: How many different values make a size one that changes, by how many sizes change apart from each other.
-SEEN = {0: 4, 1: 4, 2: 8, 3: 12}
+#: How many different values make a size one that changes, by how many sizes change apart from each other. The layers of
+#: a network have different sizes, too, which stay.
+SEEN = {0: 8, 1: 8, 2: 12, 3: 16}
 _REMEMBERED = 32
 
 SIZE, STRIDE, INTEGER = "size", "stride", "integer"

@@ -72,7 +72,7 @@ def find(name: str, call: Outline, opened: Open, precision: str, record: bool, m
         with outside_of_modes(), torch.no_grad():
             family = next((f for f in families if f.holds(call)), None)
             if family is None:
-                family = Family(name, call, opened)
+                family = _family(name, call, opened)
                 families.append(family)
             return family.program(call, precision, record, make)
     except (Unbounded, CompileError, Closed) as problem:
@@ -82,6 +82,15 @@ def find(name: str, call: Outline, opened: Open, precision: str, record: bool, m
 
 
 _families: dict[Hashable, list[Family]] = {}
+
+
+def _family(name: str, call: Outline, opened: Open) -> Family:
+    try:
+        return Family(name, call, opened)
+    except (Unbounded, Closed):
+        raise
+    except Exception as error:  # PyTorch's, about sizes that are not numbers: the call itself may be right or wrong
+        raise Unbounded(str(error).partition("\n")[0]) from error
 
 
 def clear() -> None:

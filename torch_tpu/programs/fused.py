@@ -40,7 +40,8 @@ _CARRIES = frozenset(
     "reshape transpose broadcast_in_dim slice dynamic_slice dynamic_update_slice concatenate select pad reverse gather "
     "negate convert".split()
 )
-_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+#: Of the dtypes that some processor multiplies and adds in one operation.
+_BITS = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 # ---- one operator ---------------------------------------------------------------------------------------------------
