@@ -22,7 +22,7 @@ from torch_tpu.tracing.program import HostScalar, NumberArgument, NumbersArgumen
 
 #: How many different values make a size one that changes, by how many sizes change apart from each other. The layers of
 #: a network have different sizes, too, which stay.
-SEEN = {0: 8, 1: 8, 2: 12, 3: 16}
+SEEN = {0: 3, 1: 8, 2: 12, 3: 16}
 _REMEMBERED = 32
 
 SIZE, STRIDE, INTEGER = "size", "stride", "integer"
@@ -115,7 +115,7 @@ def outline(described: Sequence[Any]) -> Outline:
 def _form(t: TensorArgument) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     order = tuple(sorted(range(len(t.sizes)), key=lambda d: (-t.strides[d], t.sizes[d] == 1, d)))
     strides = contiguous_strides([t.sizes[d] for d in order])
-    dense = all(t.sizes[d] == 1 or t.strides[d] == s for d, s in zip(order, strides, strict=True))
+    dense = all(t.strides[d] == s for d, s in zip(order, strides, strict=True))
     if t.base is None:
         if t.offset or not dense or math.prod(t.sizes) * t.dtype.itemsize != t.storage:
             raise Closed
@@ -125,7 +125,7 @@ def _form(t: TensorArgument) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     if dense and t.offset == 0:
         plain = order == tuple(range(len(order)))
         return ("whole" if plain else "permuted"), (() if plain else order), ()
-    return "strided", (), tuple(0 if n == 1 else s for n, s in zip(t.sizes, t.strides, strict=True))
+    return "strided", (), t.strides
 
 
 class Open(NamedTuple):

@@ -41,7 +41,7 @@ from torch_tpu.tracing.tracer import Tracer
 log = logging.getLogger("torch_tpu")
 
 #: Bounds of small sizes; above them, powers of two.
-_SMALL = (16, 64, 256)
+_SMALL = (64, 256, 1024)
 
 # Indices of numbers in the trace of a graph, beyond those of the call's own: symbols, and offsets of windows.
 _SYMBOLS, _OFFSETS = 1 << 20, 1 << 21
@@ -261,7 +261,7 @@ class Family:
         return self._variant(call, known, bounds, bases, padded, plan)
 
     def _bases(self, call: Outline, bounds: lay.Sizes) -> dict[int, Type]:
-        """The flat arrays that a call reads, by slot, as long as they have to be."""
+        """The arrays that a call reads, by slot: those of open sizes are as long as the bounds take them."""
         found: dict[int, Type] = {}
         for w in call.windows:
             a = w.argument
@@ -273,10 +273,10 @@ class Family:
                 if exact:
                     length = math.prod(self._bound(w, d, bounds) for d in range(len(a.sizes)))
                 else:
-                    length = max(16, 1 << (length - 1).bit_length())
-            known = found.get(a.slot)
-            if known is None or known.numel < length:
-                found[a.slot] = Type((max(length, a.base.numel),), a.dtype)
+                    length = max(64, 1 << (length - 1).bit_length())
+            wanted = a.base if length <= a.base.numel else Type((length,), a.dtype)
+            if a.slot not in found or found[a.slot].numel < wanted.numel:
+                found[a.slot] = wanted
         return found
 
     def _opens(self, w: Window) -> bool:
@@ -389,14 +389,8 @@ class Family:
                 results.append(("argument", a.position, codes[out.dtype], sizes, strides, 0))
             else:
                 results.append(("output", r.output, codes[out.dtype], sizes, strides, 0))
-        rooms = [
-            (slot, codes[t.dtype], list(t.shape))
-            for slot, t in bases.items()
-            if any(
-                w.argument.slot == slot and w.argument.base is not None and w.argument.base.numel != t.numel
-                for w in call.windows
-            )
-        ]
+        given = {w.argument.slot: w.argument.base for w in call.windows}
+        rooms = [(slot, codes[t.dtype], list(t.shape)) for slot, t in bases.items() if given[slot] != t]
         return _C._make_variant(
             padded, self.variety, operands, outputs, [results] if self.nested else results, resizes, rooms
         )
@@ -433,12 +427,12 @@ def _returned(value: Any) -> _Returned:
 
 
 def _strides(out: _Returned, sizes: Sequence[int], known: lay.Sizes) -> list[int]:
-    """Strides of a dense result: its memory order is that of the hints."""
-    assert out.sizes is not None
-    strides = [1] * len(sizes)
+    """Strides of a dense result; those of dimensions of one step, which mean nothing, are as PyTorch has them."""
+    strides = [lay.value_of(e, known) for e in out.strides]
     step = 1
     for d in reversed(memory_order(out.strides, known)):
-        strides[d], step = step, step * max(sizes[d], 1)
+        if sizes[d] != 1:
+            strides[d], step = step, step * sizes[d]
     return strides
 
 
