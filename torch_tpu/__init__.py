@@ -64,6 +64,7 @@ def _register() -> None:
     torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", tpu)
     sys.modules["torch.tpu.compiler"] = tpu.compiler
+    sys.modules["torch.tpu.dynamism"] = tpu.dynamism
     torch.backends.tpu = sys.modules["torch.backends.tpu"] = backends  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     lazy = vars(torch.nn.parameter)["UninitializedTensorMixin"]

@@ -117,6 +117,7 @@ def _form(t: TensorArgument) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     strides = contiguous_strides([t.sizes[d] for d in order])
     dense = all(t.strides[d] == s for d, s in zip(order, strides, strict=True))
     if t.base is None:
+        dense = all(t.sizes[d] == 1 or t.strides[d] == s for d, s in zip(order, strides, strict=True))
         if t.offset or not dense or math.prod(t.sizes) * t.dtype.itemsize != t.storage:
             raise Closed
         return "blank", order if order != tuple(range(len(order))) else (), ()
@@ -207,8 +208,8 @@ class Changes:
         """The history of a call's pattern."""
         return self._histories.setdefault((name, call.pattern), History())
 
-    def opened(self, name: str, call: Outline, automatic: bool) -> Open | None:
-        """The columns of a call that are open; None: none are.
+    def opened(self, name: str, call: Outline, automatic: bool) -> list[Open]:
+        """Which columns of a call may be open, the likeliest choice first.
 
         Args:
             name: The operator's.
@@ -221,27 +222,25 @@ class Changes:
             upper = self._told(call, automatic)
             if automatic:
                 history.look(call)
-            classes = _split(history.classes, call.values)
+            known = {i for group in history.classes for i in group}
             told = {call.values[i] for i in upper}
-            known = {i for group in classes for i in group}
-            more = [
+            # Another tensor's size that is the same at this call may be the same size, or equal by chance.
+            same = [
                 i
                 for i, (value, kind) in enumerate(zip(call.values, call.kinds, strict=True))
-                if i not in known and (i in upper or (kind == SIZE and value in told))
+                if i not in known and i not in upper and kind == SIZE and value in told
             ]
-            for i in more:
-                for k, group in enumerate(classes):
-                    if call.values[group[0]] == call.values[i] and any(j in upper for j in (*group, i)):
-                        classes = (*classes[:k], (*group, i), *classes[k + 1 :])
-                        break
-                else:
-                    classes = (*classes, (i,))
-            if not classes or classes in history.failed:
-                return None
-            for group in classes:
-                if call.values[group[0]] < 2 and any(call.kinds[i] != STRIDE for i in group):
-                    return None  # PyTorch treats sizes of 0 and 1 apart
-            return Open(classes, tuple(_least(upper.get(i) for i in group) for group in classes))
+            found = []
+            for more in [[*upper], [*upper, *same]] if same else [[*upper]]:
+                classes = _joined(
+                    _split(history.classes, call.values), [i for i in more if i not in known], call, upper
+                )
+                zero_or_one = any(
+                    call.values[group[0]] < 2 and any(call.kinds[i] != STRIDE for i in group) for group in classes
+                )  # PyTorch treats them apart
+                if classes and classes not in history.failed and not zero_or_one:
+                    found.append(Open(classes, tuple(_least(upper.get(i) for i in group) for group in classes)))
+            return found
 
     def _told(self, call: Outline, automatic: bool) -> dict[int, int | None]:
         """Columns that the arrays of the call tell to be open, and their largest values where the user gave them."""
@@ -250,12 +249,13 @@ class Changes:
             base = w.argument.base
             if base is None or len(base.shape) != 1 or w.form not in ("whole", "permuted"):
                 continue
-            order = w.order or tuple(range(len(w.argument.sizes)))
+            order = [d for d in w.order or range(len(w.argument.sizes)) if w.argument.sizes[d] != 1]
             sizes = [w.argument.sizes[d] for d in order]
             for shape in self._shapes.get((base.dtype, base.shape[0]), ()):
-                if not (shape.marked or automatic) or len(shape.bounds) != len(sizes):
+                told = [(m, is_open) for m, is_open in zip(shape.bounds, shape.is_open, strict=True) if m != 1]
+                if not (shape.marked or automatic) or len(told) != len(sizes):
                     continue
-                triples = [*zip(sizes, shape.bounds, shape.is_open, strict=True)]
+                triples = [(n, m, is_open) for n, (m, is_open) in zip(sizes, told, strict=True)]
                 if all(n <= m if is_open else n == m for n, m, is_open in triples):
                     for d, (_, m, is_open) in zip(order, triples, strict=True):
                         if is_open:
@@ -267,19 +267,24 @@ class Changes:
 _changes = Changes()
 
 
-def opened(name: str, described: Sequence[Any]) -> tuple[Outline, Open] | None:
-    """A call with its open columns; None: it has none."""
+def opened(name: str, described: Sequence[Any]) -> tuple[Outline, list[Open]] | None:
+    """A call with the choices of open columns that it has; None: it has none."""
     try:
         call = outline(described)
     except Closed:
         return None
     found = _changes.opened(name, call, config.get("TORCH_TPU_DYNAMIC_SIZES"))
-    return None if found is None else (call, found)
+    return (call, found) if found else None
 
 
 def shape_is(dtype: torch.dtype, shape: Shape) -> None:
     """Notes how tensors lie on flat arrays of ``prod(shape.bounds)`` elements."""
     _changes.shape_is(dtype, shape)
+
+
+def is_known(dtype: torch.dtype, count: int) -> bool:
+    """Whether flat arrays of ``count`` elements are those of open sizes."""
+    return (dtype, count) in _changes._shapes
 
 
 def refuse(name: str, call: Outline, found: Open) -> None:
@@ -295,6 +300,20 @@ def clear() -> None:
 def _split(classes: Sequence[tuple[int, ...]], values: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Classes within which the values are equal."""
     return tuple(itertools.chain.from_iterable(_equal([values], group) for group in classes))
+
+
+def _joined(
+    classes: tuple[tuple[int, ...], ...], more: Sequence[int], call: Outline, upper: dict[int, int | None]
+) -> tuple[tuple[int, ...], ...]:
+    """Classes with more columns, each in the class of those that the arrays tell to be equal."""
+    for i in more:
+        for k, group in enumerate(classes):
+            if call.values[group[0]] == call.values[i] and any(j in upper for j in (*group, i)):
+                classes = (*classes[:k], (*group, i), *classes[k + 1 :])
+                break
+        else:
+            classes = (*classes, (i,))
+    return classes
 
 
 def _least(bounds: Any) -> int | None:

@@ -33,6 +33,7 @@ from torch_tpu.bounded.layout import Unbounded
 from torch_tpu.compile.graph import graph_identity
 from torch_tpu.programs import disk, options, stats
 from torch_tpu.stablehlo import Type
+from torch_tpu.stablehlo import ops as hlo
 from torch_tpu.tracing.graph import CompileError, Interpreter, build_graph, outside_of_modes
 from torch_tpu.tracing.program import HostScalar, NumberArgument, Plan, Result, TensorArgument
 from torch_tpu.tracing.schema import op_info, resolve
@@ -42,6 +43,9 @@ log = logging.getLogger("torch_tpu")
 
 #: Bounds of small sizes; above them, powers of two.
 _SMALL = (64, 256, 1024)
+
+#: Lengths of arrays that get programs of their own before they are rounded.
+_LENGTHS = 2
 
 # Indices of numbers in the trace of a graph, beyond those of the call's own: symbols, and offsets of windows.
 _SYMBOLS, _OFFSETS = 1 << 20, 1 << 21
@@ -54,43 +58,44 @@ class _Buckets(Buckets):
         return next((b for b in _SMALL if n <= b), 1 << (n - 1).bit_length())
 
 
-def find(name: str, call: Outline, opened: Open, precision: str, record: bool, make: Callable[..., Any]) -> Any:
+def find(name: str, call: Outline, opened: list[Open], precision: str, record: bool, make: Callable[..., Any]) -> Any:
     """The program of a call whose sizes change; None: the call is to have a program for its sizes.
 
     Args:
         name: The operator's dispatcher name.
         call: Its arguments.
-        opened: Which columns of the call are open.
+        opened: Choices of its columns that are open.
         precision: The precision of matrix products.
         record: Whether the program is to be a part of others, and is not compiled.
         make: Makes a program of a cache key, a plan and an executable.
     """
-    statics = tuple(v for i, v in enumerate(call.values) if not any(i in group for group in opened.classes))
-    key = (name, call.pattern, statics, opened.classes, opened.upper)
-    families = _families.setdefault(key, [])
-    try:
-        with outside_of_modes(), torch.no_grad():
-            family = next((f for f in families if f.holds(call)), None)
-            if family is None:
-                family = _family(name, call, opened)
-                families.append(family)
-            return family.program(call, precision, record, make)
-    except (Unbounded, CompileError, Closed) as problem:
-        changes.refuse(name, call, opened)
-        log.info("torch_tpu: %s is compiled for each size: %s", name, problem.__cause__ or problem)
-        return None
+    for choice in opened:
+        try:
+            with outside_of_modes(), torch.no_grad():
+                return _family(name, call, choice).program(call, precision, record, make)
+        except (Unbounded, CompileError, Closed) as problem:
+            changes.refuse(name, call, choice)
+            log.info("torch_tpu: %s is compiled for each size: %s", name, problem.__cause__ or problem)
+    return None
 
 
 _families: dict[Hashable, list[Family]] = {}
 
 
 def _family(name: str, call: Outline, opened: Open) -> Family:
+    """The family of a call, whose assumptions it meets."""
+    statics = tuple(v for i, v in enumerate(call.values) if not any(i in group for group in opened.classes))
+    families = _families.setdefault((name, call.pattern, statics, opened.classes, opened.upper), [])
+    for known in families:
+        if known.holds(call):
+            return known
     try:
-        return Family(name, call, opened)
+        families.append(Family(name, call, opened))
     except (Unbounded, Closed):
         raise
     except Exception as error:  # PyTorch's, about sizes that are not numbers: the call itself may be right or wrong
         raise Unbounded(str(error).partition("\n")[0]) from error
+    return families[-1]
 
 
 def clear() -> None:
@@ -125,6 +130,7 @@ class Family:
         self.environment = ShapeEnv()
         self.symbols: list[sympy.Symbol] = []
         self.variety = _C._Variety()
+        self.lengths: dict[int, set[int]] = {}  # of the arrays of strided windows, by position
         self.bodies: dict[Hashable, tuple[Any, Plan, dict[int, Type]]] = {}
         self._sizes = {i: k for k, group in enumerate(opened.classes) for i in group}
         with FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=True) as fake:
@@ -268,12 +274,12 @@ class Family:
             if a.base is None:
                 continue
             length = a.base.numel
-            if length * a.dtype.itemsize <= a.storage and self._opens(w):  # an array for this size alone
-                exact = math.prod(a.sizes) == length and w.form in ("whole", "permuted")
-                if exact:
+            if self._opens(w) and not (len(a.base.shape) == 1 and changes.is_known(a.dtype, length)):
+                if w.form == "strided":  # an array of a length that changes, too, or one that stays
+                    self.lengths.setdefault(a.position, set()).add(length)
+                    length = _room(length) if len(self.lengths[a.position]) > _LENGTHS else length
+                elif math.prod(a.sizes) == length:
                     length = math.prod(self._bound(w, d, bounds) for d in range(len(a.sizes)))
-                else:
-                    length = max(64, 1 << (length - 1).bit_length())
             wanted = a.base if length <= a.base.numel else Type((length,), a.dtype)
             if a.slot not in found or found[a.slot].numel < wanted.numel:
                 found[a.slot] = wanted
@@ -396,6 +402,12 @@ class Family:
         )
 
 
+def _room(n: int) -> int:
+    """The length of an array of which a window reads ``n`` elements: few different ones."""
+    bits = max((n - 1).bit_length(), 6)
+    return 1 << (bits + bits % 2 if bits < 20 else bits)
+
+
 def _is_all(w: Window) -> bool:
     """Whether a written tensor is all of its memory, or is given memory of its own."""
     a = w.argument
@@ -473,10 +485,22 @@ class _Operator(Exact):
         return flat.index_select(0, at).view(shape)
 
     def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        outputs = [t for t in super().run(module, inputs) if t is not None]
+        tensors = [t for t in super().run(module, inputs) if t is not None]
+        outputs = [self._flat(t, out) for t, out in zip(tensors, self._results(), strict=True)]
         if not (written := self.family.written):
             return outputs
         return [self._kept(self.call.windows[p], t) for p, t in zip(written, outputs, strict=True)]
+
+    def _results(self) -> list[_Returned]:
+        return [out for out in self.family.returned if out.sizes is not None]
+
+    def _flat(self, t: Tensor, out: _Returned) -> Tensor:
+        """An output of an open size has a flat array, which is how one of a fixed size is told apart."""
+        if not any(e.free_symbols for e in out.sizes or ()):
+            return t
+        flat = torch.empty(t.numel(), dtype=t.dtype, device="meta")
+        self.trace.bind(flat, hlo.reshape(self.trace.read(t), (t.numel(),)))
+        return flat
 
     def _kept(self, w: Window, result: Tensor) -> Tensor:
         """A written storage: the result, and what lies behind the window."""

@@ -213,14 +213,16 @@ void copy_from_host(at::Tensor& self, const at::Tensor& source, bool non_blockin
   cell_of(self).set(device.from_host(host.const_data_ptr(), type, std::move(keep)));
 }
 
-// A run of a storage's elements that is at least a quarter of them is read with the rest and cut out on the host:
-// results whose size depends on data are such runs, and each size would be another program on the device.
+// A run of a storage's elements that is at least a quarter of them, or of a small storage, is read with the rest and cut
+// out on the host: results whose size depends on data, or changes, are such runs, and each size would be another
+// program on the device.
+constexpr size_t kSmall = 1 << 16;
 bool copy_run_to_host(at::Tensor& self, const at::Tensor& source) {
   const auto* type = cell_of(source).type();
   const size_t bytes = source.storage().nbytes();
   if (!type || type->dtype != to_pjrt(source.scalar_type()) || type->bytes < bytes || !source.is_contiguous() ||
       source.is_conj() || source.is_neg() || source.numel() == 0 ||
-      4 * static_cast<size_t>(source.numel()) * source.itemsize() < type->bytes)
+      (type->bytes > kSmall && 4 * static_cast<size_t>(source.numel()) * source.itemsize() < type->bytes))
     return false;
   state_of(source).check_faults();
   auto all = at::empty({type->numel}, source.options().device(at::kCPU));
