@@ -174,10 +174,13 @@ def read(data: bytes) -> Module:
     Raises:
         ValueError: It is neither.
     """
-    inner = [value for number, value in _fields(data) if number == 1 and isinstance(value, bytes)]
-    # HloModuleProto's field 1 is its name, HloModuleProtoWithConfig's is the module.
-    with_config = not any(number == 3 for number, _ in _fields(data))
-    return _module(inner[0] if with_config and inner else data)
+    try:
+        inner = [value for number, value in _fields(data) if number == 1 and isinstance(value, bytes)]
+        # HloModuleProto's field 1 is its name, HloModuleProtoWithConfig's is the module.
+        with_config = not any(number == 3 for number, _ in _fields(data))
+        return _module(inner[0] if with_config and inner else data)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"The optimised program is no protocol buffer that this version reads ({error}).") from None
 
 
 def _module(data: bytes) -> Module:
