@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import python
+from tests.support import matmul_precision, python
 from torch_tpu import _C
 from torch_tpu.programs import disk
 
@@ -338,8 +338,7 @@ def test_clearing_removes_every_entry(folder: Path) -> None:
 # ---- the key --------------------------------------------------------------------------------------------------------
 def test_precision_and_shape_are_in_the_key_and_values_are_not() -> None:
     a = torch.rand(33, 17).tpu()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with matmul_precision("highest"):
         a @ a.t()
         a + 1.5
         torch.tpu.reset_compile_stats()
@@ -351,8 +350,6 @@ def test_precision_and_shape_are_in_the_key_and_values_are_not() -> None:
         with torch.tpu.precision(torch.tpu.Precision.DEFAULT):
             a @ a.t()
         precision = torch.tpu.compile_stats()
-    finally:
-        torch.set_float32_matmul_precision("medium")
     assert values["misses"] <= 1, "only the program of a[i] * 2 was new"
     assert precision["misses"] == values["misses"] + 1
 
@@ -386,7 +383,7 @@ def test_a_full_table_forgets_the_least_recently_used() -> None:
     try:
         _C._clear_table()
         torch.tpu.reset_compile_stats()
-        x = [torch.ones(n, device="tpu") for n in range(1, 9)]
+        x = [torch.ones(n, device="tpu") for n in range(1, 8)]
         _C._set_table_capacity(4)
         for t in x:
             x[0].neg()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import assert_same, python
+from tests.support import assert_same, matmul_precision, python
 
 
 def save_and_load(value: Any, **options: Any) -> Any:
@@ -135,8 +135,7 @@ def test_training_resumes_on_either_device(optimizer: type[torch.optim.Optimizer
             net(x).square().sum().backward()
             opt.step()
 
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with matmul_precision("highest"):
         first = network().tpu()
         opt = optimizer(first.parameters(), lr=0.01, **options)
         steps(first, opt, "tpu", 3)
@@ -150,8 +149,6 @@ def test_training_resumes_on_either_device(optimizer: type[torch.optim.Optimizer
         } == {target}
         steps(first, opt, "tpu", 3)
         steps(second, resumed, target, 3)
-    finally:
-        torch.set_float32_matmul_precision("medium")
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-4, atol=1e-5)
 

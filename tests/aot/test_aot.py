@@ -131,13 +131,12 @@ def test_text_json_and_html(report: aot.Report) -> None:
 
 
 def test_precision_reaches_the_program() -> None:
-    works = []
     for level, passes in (("medium", 1), ("high", 3), ("highest", 6)):
-        (e,) = aot.compile(mlp(), (X,), topology="v6e", precision=level).estimates
+        report = aot.compile(mlp(), (X,), topology="v6e", precision=level)
+        (e,) = report.estimates
+        assert report.traced.plan.text.count(f"precision {'DEFAULT' if level == 'medium' else level.upper()}>") == 4
         assert e.cost.work == passes * e.cost.flops
-        works.append(e.cost.cycles)
         assert any("passes of the matrix unit" in f for f in e.findings) == (passes > 1)
-    assert works[0] < min(works[1:])
 
 
 def test_bfloat16_is_counted_as_such() -> None:

@@ -128,7 +128,7 @@ class Context:
         return x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.int64, device="meta")
 
     # ---- operators
-    def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Calls an operator, some of whose numbers may be known only when the program runs."""
         if any(isinstance(x, ScalarOperand) for x in tree_leaves((args, kwargs))):
             return self.trace.call(op, args, kwargs)

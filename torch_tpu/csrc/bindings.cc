@@ -216,7 +216,9 @@ void bind_programs(py::module_& m) {
     const auto* type = ArrayType::get(to_pjrt(tensor.scalar_type()), {count});
     auto& device = Runtime::get().device(tensor.device().index());
     py::gil_scoped_release unlocked;
-    lengthen(*Cell::of(tensor.storage().unsafeGetStorageImpl()), type, device);
+    Cell& cell = *Cell::of(tensor.storage().unsafeGetStorageImpl());
+    const auto array = cell.array();
+    cell.exchange(array, lengthened(array, type, device));
   });
   m.def("_make_program", &make_program);
   py::class_<Variety, std::shared_ptr<Variety>>(m, "_Variety").def(py::init<>());

@@ -106,6 +106,13 @@ Cell* Graph::find_bases(const Program& program, const Call& call, Bases& out) {
     if (operand.kind != OperandKind::kBase) continue;
     Cell* cell = call.slots[operand.index];
     auto contents = cell->contents();
+    const auto* room = program.rooms.empty() ? nullptr : room_for(program, operand.index);
+    if (C10_UNLIKELY(room != nullptr)) {
+      auto longer = contents.array ? contents.array->longer(room) : ArrayPtr();
+      if (!longer) return cell;
+      out.push_back(leaf(std::move(longer)));
+      continue;
+    }
     if (!contents.work) {
       out.push_back(leaf(std::move(contents.array)));
       continue;
@@ -154,7 +161,6 @@ bool Graph::append(const ProgramPtr& program, Call& call, const Bases& bases, c1
 
 void Graph::record(const ProgramPtr& program, Call& call, Results* results) {
   if (program->fresh_bytes >= kLarge) Allocator::get().check_fits(program->fresh_bytes, device_.index);
-  if (C10_UNLIKELY(!program->rooms.empty())) make_room(*program, call, device_);
   c10::SmallVector<ArrayPtr, 1> lists;
   ArrayPtr flag;
   for (const auto& operand : program->operands) {
@@ -174,7 +180,9 @@ void Graph::record(const ProgramPtr& program, Call& call, Results* results) {
     }
     if (full) flush();
     if (!unfinished) return flush_after_backward();
-    unfinished->array();
+    const auto array = unfinished->array();
+    for (const auto& [slot, type] : program->rooms)
+      if (call.slots[slot] == unfinished) lengthened(array, type, device_);
   }
 }
 

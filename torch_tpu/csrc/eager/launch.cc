@@ -46,7 +46,12 @@ struct Operands {
 void gather_operands(const Program& program, const Call& call, DeviceState& device, Operands& out) {
   for (const auto& operand : program.operands) {
     switch (operand.kind) {
-      case OperandKind::kBase: out.add(call.slots[operand.index]->array()); break;
+      case OperandKind::kBase: {
+        const auto* room = program.rooms.empty() ? nullptr : room_for(program, operand.index);
+        auto array = call.slots[operand.index]->array();
+        out.add(C10_UNLIKELY(room != nullptr) ? lengthened(array, room, device) : std::move(array));
+        break;
+      }
       case OperandKind::kScalars:
         out.add(packed_numbers(call.number_lists[operand.index], operand.dtype, device));
         break;
@@ -89,7 +94,6 @@ void launch(const Program& program, Call& call, Results* results) {
   constexpr size_t kLarge = 1 << 20;
   if (program.fresh_bytes >= kLarge) Allocator::get().check_fits(program.fresh_bytes, device.index);
   if (C10_UNLIKELY(!program.code().executable.load(std::memory_order_acquire))) python::compile_plan(program.code());
-  if (C10_UNLIKELY(!program.rooms.empty())) make_room(program, call, device);
   Operands operands;
   gather_operands(program, call, device, operands);
 

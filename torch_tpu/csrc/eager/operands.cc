@@ -23,17 +23,21 @@ ArrayPtr packed_numbers(const std::vector<c10::Scalar>& values, pjrt::DType dtyp
   return device.from_host(data.data(), type);
 }
 
-void lengthen(Cell& cell, const ArrayType* type, DeviceState& device) {
-  for (auto array = cell.array(); array->type() != type; array = cell.array()) {
-    std::vector<char> host(std::max(type->bytes, array->type()->bytes));
-    if (!array->buffer().read_host_memory(host.data(), array->type()->bytes))
-      array->buffer().to_host(host.data(), array->type()->bytes).wait();
-    cell.exchange(array, device.from_host(host.data(), type));
-  }
+ArrayPtr lengthened(const ArrayPtr& array, const ArrayType* type, DeviceState& device) {
+  if (array->type() == type) return array;
+  if (auto known = array->longer(type)) return known;
+  std::vector<char> host(std::max(type->bytes, array->type()->bytes));
+  if (!array->buffer().read_host_memory(host.data(), array->type()->bytes))
+    array->buffer().to_host(host.data(), array->type()->bytes).wait();
+  auto made = device.from_host(host.data(), type);
+  array->set_longer(made);
+  return made;
 }
 
-void make_room(const Program& program, const Call& call, DeviceState& device) {
-  for (const auto& [slot, type] : program.rooms) lengthen(*call.slots[slot], type, device);
+const ArrayType* room_for(const Program& program, int32_t slot) {
+  for (const auto& [of, type] : program.rooms)
+    if (of == slot) return type;
+  return nullptr;
 }
 
 ScalarBits draw_random(const Program& program, const Call& call, const DeviceState& device) {

@@ -8,10 +8,10 @@ namespace torch_tpu {
 
 // A list of numbers as one array.
 ArrayPtr packed_numbers(const std::vector<c10::Scalar>& values, pjrt::DType dtype, DeviceState& device);
-// Gives a cell's array another type, with the elements that both have at the beginning.
-void lengthen(Cell& cell, const ArrayType* type, DeviceState& device);
-// Gives the arrays that a program for changing sizes reads the length of its bounds, for good.
-void make_room(const Program& program, const Call& call, DeviceState& device);
+// An array's elements as another type, which is longer or shorter; by way of the host, once for each array.
+ArrayPtr lengthened(const ArrayPtr& array, const ArrayType* type, DeviceState& device);
+// The type that a program for changing sizes takes the array of a slot as, or null: as it is.
+const ArrayType* room_for(const Program& program, int32_t slot);
 // Seed and offset of the call's generator, which moves on.
 ScalarBits draw_random(const Program& program, const Call& call, const DeviceState& device);
 // The value of an operand that is a number.

@@ -39,6 +39,16 @@ Array::Array(PJRT_Buffer* handle, const ArrayType* type, c10::DeviceIndex device
   if (watch != Watch::kNever) Runtime::get().device(device).outstanding.add(this);
 }
 
+ArrayPtr Array::longer(const ArrayType* type) const {
+  std::lock_guard<Spinlock> lock(mutex_);
+  return longer_ && longer_->type() == type ? longer_ : ArrayPtr();
+}
+
+void Array::set_longer(ArrayPtr array) {  // what was there goes after the lock
+  std::lock_guard<Spinlock> lock(mutex_);
+  longer_.swap(array);
+}
+
 Array::~Array() {
   if (!Runtime::usable())
     buffer_.release();

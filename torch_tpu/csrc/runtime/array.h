@@ -7,6 +7,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "pjrt/buffer.h"
+#include "runtime/spinlock.h"
 
 namespace torch_tpu {
 
@@ -26,6 +27,8 @@ struct ArrayType {
 enum class Watch : uint8_t { kAlways, kWhileHeld, kNever };
 
 // An immutable array. Several cells may hold one (clone() costs nothing); a program may consume it when only one does.
+class Array;
+using ArrayPtr = c10::intrusive_ptr<Array>;
 class Array final : public c10::intrusive_ptr_target {
  public:
   Array(PJRT_Buffer* handle, const ArrayType* type, c10::DeviceIndex device, Watch watch = Watch::kAlways);
@@ -35,6 +38,10 @@ class Array final : public c10::intrusive_ptr_target {
   const pjrt::Buffer& buffer() const { return buffer_; }
   const ArrayType* type() const { return type_; }
   c10::DeviceIndex device() const { return device_; }
+
+  // The same elements at the beginning of a longer array, once a program for changing sizes has needed that.
+  ArrayPtr longer(const ArrayType* type) const;
+  void set_longer(ArrayPtr array);
 
   // Its place among the operands of the graph that is being recorded; see eager/graph.h, whose lock guards it.
   uint64_t graph = 0;
@@ -46,10 +53,11 @@ class Array final : public c10::intrusive_ptr_target {
   const ArrayType* type_;
   c10::DeviceIndex device_;
   Watch watch_;
+  mutable Spinlock mutex_;  // of what follows
+  ArrayPtr longer_;
   // Links of the device's list of arrays not yet known to be ready; see outstanding.h.
   Array* previous_ = nullptr;
   Array* next_ = nullptr;
 };
-using ArrayPtr = c10::intrusive_ptr<Array>;
 
 }  // namespace torch_tpu
