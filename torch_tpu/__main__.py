@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from torch_tpu.cli import cache, doctor, estimate
+from torch_tpu.cli import cache, check, doctor, estimate
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -14,6 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     doctor.add_parser(commands)
     cache.add_parser(commands)
+    check.add_parser(commands)
     estimate.add_parser(commands)
     chosen = parser.parse_args(arguments)
     return chosen.run(chosen)

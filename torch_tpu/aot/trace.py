@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -78,52 +79,13 @@ def trace(
     """
     if precision not in LEVELS:
         raise ValueError(f"The precision must be one of {', '.join(LEVELS)}, got {precision!r}.")
-    leaves, spec = tree_flatten((tuple(args), dict(kwargs or {})))
-    owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-    modules = [m for m in (owner, *leaves) if isinstance(m, nn.Module)]
-    inputs: list[Input] = []
-    fakes: list[Tensor] = []
-    seen: dict[int, int] = {}
-    shape: list[Any] = []
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-
-        def place(name: str, t: Tensor, kind: str) -> int:
-            if id(t) not in seen:
-                seen[id(t)] = len(fakes)
-                fakes.append(_fake(t))
-                inputs.append(Input(name, Type(tuple(t.shape), t.dtype), kind))
-            return seen[id(t)]
-
-        states: list[dict[str, int]] = []
-        for k, module in enumerate(modules):
-            prefix = "" if len(modules) == 1 else f"{k}."
-            parameters = {
-                n: place(prefix + n, p, "parameter") for n, p in module.named_parameters(remove_duplicate=False)
-            }
-            buffers = {n: place(prefix + n, b, "buffer") for n, b in module.named_buffers(remove_duplicate=False)}
-            states.append({**parameters, **buffers})
-        given = [place(f"argument {i}", x, "argument") if isinstance(x, Tensor) else None for i, x in enumerate(leaves)]
-
-        def flat(*tensors: Tensor) -> list[Tensor]:
-            values = [x if at is None else tensors[at] for x, at in zip(leaves, given, strict=True)]
-            positional, named = tree_unflatten(values, spec)
-            with _swapped(modules, [{n: tensors[i] for n, i in s.items()} for s in states]):
-                returned = function(*positional, **named)
-            found: list[Tensor] = []
-            shape.clear()
-            out, out_spec = tree_flatten(returned)
-            for x in out:
-                shape.append(len(found) if isinstance(x, Tensor) else None)
-                if isinstance(x, Tensor):
-                    found.append(x)
-            shape[:] = [tree_unflatten(list(shape), out_spec)]
-            return found
-
-        with torch.random.fork_rng(devices=[]), _quiet():
-            graph = make_fx(flat, tracing_mode="fake", record_module_stack=True, record_stack_traces=True)(*fakes)
-        arguments = geometry(fakes)
-    del fake
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        call = _Call(function, args, dict(kwargs or {}))
+        with torch.random.fork_rng(devices=[]):
+            graph = make_fx(call.run, tracing_mode="fake", record_module_stack=True, record_stack_traces=True)(
+                *call.fakes
+            )
+        arguments = geometry(call.fakes)
     name = getattr(function, "__name__", type(function).__name__)
     plan = build_graph(
         name, graph, arguments, precision=precision, emulate_precision=False,
@@ -131,8 +93,69 @@ def trace(
     )  # fmt: skip
     written = {o.slot for o in plan.outputs if o.slot >= 0}
     for i, a in enumerate(arguments):
-        inputs[i].is_written = a.slot in written  # type: ignore[union-attr]
-    return Traced(name, graph, plan, inputs, shape[0] if shape else None, precision)
+        call.inputs[i].is_written = a.slot in written  # type: ignore[union-attr]
+    return Traced(name, graph, plan, call.inputs, call.results, precision)
+
+
+def fake_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> None:
+    """Calls a function with tensors on tpu that have no memory; ``mode``, a dispatch mode, sees its operators."""
+    environment = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment):
+        call = _Call(function, args, dict(kwargs))
+        with torch.random.fork_rng(devices=[]), mode:
+            call.run(*call.fakes)
+
+
+class _Call:
+    """A call whose tensors are fake ones on tpu: those of the arguments, and of modules among them.
+
+    Attributes:
+        inputs: What the tensors are.
+        fakes: The tensors.
+        results: After :meth:`run`: what the function returns, with the number of each tensor in its place.
+    """
+
+    def __init__(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.leaves, self._spec = tree_flatten((tuple(args), kwargs))
+        owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+        self.modules = [m for m in (owner, *self.leaves) if isinstance(m, nn.Module)]
+        self.inputs: list[Input] = []
+        self.fakes: list[Tensor] = []
+        self.results: Any = None
+        self._seen: dict[int, int] = {}
+        self._states = [self._state(k, module) for k, module in enumerate(self.modules)]
+        self._given = [
+            self._place(f"argument {i}", x, "argument") if isinstance(x, Tensor) else None
+            for i, x in enumerate(self.leaves)
+        ]
+
+    def _state(self, k: int, module: nn.Module) -> dict[str, int]:
+        prefix = "" if len(self.modules) == 1 else f"{k}."
+        named: list[tuple[str, Tensor, str]] = [
+            (n, p, "parameter") for n, p in module.named_parameters(remove_duplicate=False)
+        ]
+        named += [(n, b, "buffer") for n, b in module.named_buffers(remove_duplicate=False)]
+        return {n: self._place(prefix + n, t, kind) for n, t, kind in named}
+
+    def _place(self, name: str, t: Tensor, kind: str) -> int:
+        if id(t) not in self._seen:
+            self._seen[id(t)] = len(self.fakes)
+            self.fakes.append(_fake(t))
+            self.inputs.append(Input(name, Type(tuple(t.shape), t.dtype), kind))
+        return self._seen[id(t)]
+
+    def run(self, *tensors: Tensor) -> list[Tensor]:
+        """Calls the function with ``tensors`` for its own; returns those of its results."""
+        values = [x if at is None else tensors[at] for x, at in zip(self.leaves, self._given, strict=True)]
+        positional, named = tree_unflatten(values, self._spec)
+        with _swapped(self.modules, [{n: tensors[i] for n, i in s.items()} for s in self._states]):
+            returned = self.function(*positional, **named)
+        out, spec = tree_flatten(returned)
+        found = [x for x in out if isinstance(x, Tensor)]
+        numbers = iter(range(len(found)))
+        self.results = tree_unflatten([next(numbers) if isinstance(x, Tensor) else None for x in out], spec)
+        return found
 
 
 def _fake(t: Tensor) -> Tensor:
@@ -146,13 +169,6 @@ def _swapped(modules: Sequence[nn.Module], states: Sequence[dict[str, Tensor]]) 
     with contextlib.ExitStack() as stack:
         for module, state in zip(modules, states, strict=True):
             stack.enter_context(_reparametrize_module(module, state, tie_weights=True))
-        yield
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the modes of the code that asks."""
-    with torch._C._DisableAutocast() if not torch.is_autocast_enabled("tpu") else contextlib.nullcontext():
         yield
 
 

@@ -505,6 +505,17 @@ def _composite(op: OpOverload) -> Callable[..., Any] | None:
     return None
 
 
+def is_supported(op: OpOverload) -> bool:
+    """Whether an operator can be part of a program: it has a rule or a definition, or only changes a view."""
+    info = op_info(op)
+    if info.rule is not None or info.is_view or _changes_view(info):
+        return True
+    if info.name in ("aten::resize_", "aten::lift_fresh") or info.name.split("::")[1].startswith("empty"):
+        return True
+    targets = [op, *([info.functional] if info.functional is not None else [])]
+    return any(definition(target) for target in targets for definition in (_decomposition, _composite))
+
+
 def missing(name: str) -> str:
     """The sentence for an operator that has neither a rule nor a decomposition."""
     return (
