@@ -75,6 +75,12 @@ OPERATORS: dict[str, tuple[Callable[[int, torch.device], Any], int]] = {
     "last, kept": (lambda n, d: rand(1, n, device=d)[:, -1:].clone(), 5),
     "expanded": (lambda n, d: rand(2, 1, n, device=d).expand(2, 3, n).clone(), 12),
     "in place": (lambda n, d: rand(n, 4, device=d).add_(1).mul_(3), 18),
+    "frames, their strides changing": (
+        lambda n, d: rand(3, 10 * n, device=d).as_strided((3, 4, 7), (10 * n, n, n)) * 2,
+        9,
+    ),
+    "permuted, of a fixed size": (lambda n, d: rand(2, 3, 4 * n, device=d)[:, :, ::n].permute(2, 0, 1) + 1, 9),
+    "permuted, open": (lambda n, d: (rand(n, 3, 4, device=d).permute(2, 0, 1) + 1) * 2, 20),
     "several results": (lambda n, d: [t * 2 for t in rand(n, 4, device=d).split(2, 1)], 12),
     "cross entropy": (lambda n, d: F.cross_entropy(rand(n, 5, device=d), torch.arange(n).remainder(5).to(d)), 20),
 }

@@ -109,6 +109,7 @@ class _Returned:
 
     sizes: tuple[sympy.Expr, ...] | None = None
     strides: tuple[sympy.Expr, ...] = ()
+    order: tuple[int, ...] = ()  # the dimensions as they lie in memory, outermost first
     dtype: torch.dtype = torch.float32
     number: sympy.Expr | None = None
 
@@ -230,7 +231,8 @@ class Family:
                 part.meta["val"] = value
             returned.append(part if isinstance(value, Tensor) else None)
         graph.output(tuple(returned))
-        self.returned = [_returned(v) for v in (result if several else (result,))]
+        hints = self._known(call)
+        self.returned = [_returned(v, hints) for v in (result if several else (result,))]
         self.module = GraphModule(torch.nn.Module(), graph)
         self.identity = graph_identity(self.module)
         self._check_written(call)
@@ -243,6 +245,8 @@ class Family:
             a = window.argument
             if out.sizes is None or out.dtype != a.dtype or window.form not in ("whole", "blank") or window.order:
                 raise Unbounded("the result is written to a tensor that is not dense")
+            if a.sizes != (0,):  # the tensor keeps its strides
+                out.order = tuple(range(len(out.sizes)))
 
     # ---- calls
     def _known(self, call: Outline) -> dict[sympy.Symbol, int]:
@@ -347,7 +351,7 @@ class Family:
             used = {s for e in out.sizes for s in e.free_symbols}
             if not used <= set(bounds):
                 continue
-            order = memory_order(out.strides, bounds)
+            order = out.order
             shape = tuple(lay.value_of(out.sizes[d], bounds) for d in order)
             is_open = tuple(bool(out.sizes[d].free_symbols) for d in order)
             changes.shape_is(out.dtype, Shape(shape, is_open, all(marked[s] for s in used)))
@@ -427,10 +431,11 @@ def _fake(w: Window, columns: Sequence[Any]) -> Tensor:
     return torch.empty([sizes[d] for d in w.order], dtype=a.dtype, device="tpu").permute(back)
 
 
-def _returned(value: Any) -> _Returned:
+def _returned(value: Any, hints: lay.Sizes) -> _Returned:
     if isinstance(value, Tensor):
         strides = tuple(map(lay.expression, value.stride()))
-        return _Returned(tuple(map(lay.expression, value.shape)), strides, value.dtype)
+        order = memory_order(strides, hints)
+        return _Returned(tuple(map(lay.expression, value.shape)), strides, order, value.dtype)
     if value is None:
         return _Returned()
     if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
@@ -442,7 +447,7 @@ def _strides(out: _Returned, sizes: Sequence[int], known: lay.Sizes) -> list[int
     """Strides of a dense result; those of dimensions of one step, which mean nothing, are as PyTorch has them."""
     strides = [lay.value_of(e, known) for e in out.strides]
     step = 1
-    for d in reversed(memory_order(out.strides, known)):
+    for d in reversed(out.order):
         if sizes[d] != 1:
             strides[d], step = step, step * sizes[d]
     return strides
@@ -495,12 +500,19 @@ class _Operator(Exact):
         return [out for out in self.family.returned if out.sizes is not None]
 
     def _flat(self, t: Tensor, out: _Returned) -> Tensor:
-        """An output of an open size has a flat array, which is how one of a fixed size is told apart."""
-        if not any(e.free_symbols for e in out.sizes or ()):
-            return t
-        flat = torch.empty(t.numel(), dtype=t.dtype, device="meta")
-        self.trace.bind(flat, hlo.reshape(self.trace.read(t), (t.numel(),)))
-        return flat
+        """An output of an open size has a flat array, one of fixed sizes an array in its memory order."""
+        value = self.trace.read(t)
+        if any(e.free_symbols for e in out.sizes or ()):
+            value = hlo.reshape(value, (t.numel(),))
+        else:
+            value = hlo.transpose(value, out.order)
+        laid = torch.empty(value.shape, dtype=t.dtype, device="meta")
+        self.trace.bind(laid, value)
+        return laid
+
+    def order(self, i: int, node: Node) -> tuple[int, ...]:
+        """As the family has it."""
+        return self.family.returned[i].order
 
     def _kept(self, w: Window, result: Tensor) -> Tensor:
         """A written storage: the result, and what lies behind the window."""

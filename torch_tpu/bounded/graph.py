@@ -113,13 +113,17 @@ class Exact(BoundedInterpreter):
             elif not lay.is_open(layout_of(value)):
                 returned.append(value)
             elif i < self.visible:
-                returned.append(self.trace.run(_compact, self.context, value, node.meta["val"]))
+                returned.append(self.trace.run(_compact, self.context, value, self.order(i, node)))
             else:
                 if value.untyped_storage()._cdata in self.flat:  # a window on an input
                     value._torch_tpu_base = (value.untyped_storage().nbytes() // value.itemsize,)  # type: ignore[attr-defined]
                 self.saved[node.name] = value
                 returned.append(value)
         return returned
+
+    def order(self, i: int, node: Node) -> tuple[int, ...]:
+        """The dimensions of output ``i`` as they lie in memory, outermost first."""
+        return memory_order(node.meta["val"].stride(), self.bounds)
 
 
 def _results(module: GraphModule) -> list[Any]:
@@ -134,11 +138,10 @@ def memory_order(stride: Sequence[Any], sizes: lay.Sizes) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
-def _compact(c: Context, t: Tensor, expected: Tensor) -> Tensor:
-    """The real elements of ``t`` in their memory order, flat, and garbage after them."""
-    order = memory_order(expected.stride(), c.bounds)
+def _compact(c: Context, t: Tensor, order: Sequence[int]) -> Tensor:
+    """The real elements of ``t``, its dimensions in memory order, flat, and garbage after them."""
     factors = [e for d in order for e in layout_of(t)[d]]
-    return compacted(c, t.permute(order), factors)
+    return compacted(c, t.permute(tuple(order)), factors)
 
 
 class _Padded(Programs):
