@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import graph_break_reasons
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -270,13 +271,14 @@ def _line() -> str:
 def _graph_breaks(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     torch._dynamo.reset()
     try:
-        explained = torch._dynamo.explain(function)(*args, **kwargs)
+        torch.compile(function, backend="eager")(*args, **kwargs)
+        breaks = [*graph_break_reasons]  # explain() has none for what comes before the first operator
     except Exception as error:  # Dynamo's own, or of meta tensors that have no numbers
         return [f"torch.compile cannot trace it: {_first(error)}"]
     finally:
         torch._dynamo.reset()
     reasons = []
-    for reason in explained.break_reasons:
+    for reason in breaks:
         frame = reason.user_stack[-1] if reason.user_stack else None
         where = f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
         reasons.append(f"{str(reason.reason).splitlines()[0]}{where}")
