@@ -174,7 +174,7 @@ def analyse(module: hlo.Module, plan: Plan, chip: Chip, xla: dict[str, float], t
     work = sum(p.flops * p.passes for p in found)
     arithmetic = sum(p.flops * p.passes / peak(chip, p.dtype) for p in found)
     bandwidth = chip.bandwidth / chip.devices
-    operations = sorted(_operations(module, module.entry, 1, chip), key=lambda o: (-o.cycles, -o.bytes, o.name))
+    done = operations(module, chip)
     memory = traffic / bandwidth
     optimal = xla.get("optimal_seconds", 0.0)
     return Cost(
@@ -182,15 +182,20 @@ def analyse(module: hlo.Module, plan: Plan, chip: Chip, xla: dict[str, float], t
         work=work,
         transcendentals=xla.get("transcendentals", 0.0),
         traffic=traffic,
-        accessed=sum(o.bytes for o in operations),
+        accessed=sum(o.bytes for o in done),
         bound=max(arithmetic, memory),
-        compiled=max(arithmetic, sum(o.seconds for o in operations)),
-        cycles=sum(o.cycles for o in operations) / chip.clock,
+        compiled=max(arithmetic, sum(o.seconds for o in done)),
+        cycles=sum(o.cycles for o in done) / chip.clock,
         optimal=optimal if optimal > 0 else None,
         binds="matrix unit" if arithmetic >= memory else "memory",
         products=found,
-        operations=operations,
+        operations=done,
     )
+
+
+def operations(module: hlo.Module, chip: Chip) -> list[Operation]:
+    """What the optimised program does, the longest first."""
+    return sorted(_operations(module, module.entry, 1, chip), key=lambda o: (-o.cycles, -o.bytes, o.name))
 
 
 def _operations(module: hlo.Module, computation: int, runs: int, chip: Chip) -> Iterator[Operation]:

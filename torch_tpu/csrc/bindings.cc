@@ -99,12 +99,12 @@ std::shared_ptr<Program> make_program(
 }
 
 // A program with a calling convention of its own for the executable of another.
-std::shared_ptr<Program> make_variant(
-    const std::shared_ptr<Program>& padded, const std::shared_ptr<Variety>& variety,
-    const std::vector<std::tuple<std::string, int32_t, int>>& operands,
-    const std::vector<std::tuple<int32_t, int, Dims>>& outputs, const py::list& results,
-    const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
-    const std::vector<std::tuple<int32_t, int, Dims>>& rooms) {
+std::shared_ptr<Program> make_variant(const std::shared_ptr<Program>& padded, const std::shared_ptr<Variety>& variety,
+                                      const std::vector<std::tuple<std::string, int32_t, int>>& operands,
+                                      const std::vector<std::tuple<int32_t, int, Dims>>& outputs,
+                                      const py::list& results,
+                                      const std::vector<std::tuple<int32_t, Dims, Dims>>& resizes,
+                                      const std::vector<std::tuple<int32_t, int, Dims>>& rooms) {
   auto program = make_program(nullptr, padded->name, operands, outputs, results, resizes, {}, 0, padded->uses_precision,
                               padded->brief, {}, py::bytes(), "");
   program->fault_code = padded->fault_code;

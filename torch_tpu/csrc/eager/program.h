@@ -98,8 +98,8 @@ struct Program {
   std::vector<std::shared_ptr<const Program>> parts;  // of a fused program: their addresses are in its key
 
   // A program for one choice of sizes (torch_tpu/bounded/eager.py) has only the calling convention of its own. What is
-  // compiled, recorded and fused is `padded`, the same one for all sizes up to its bounds; the arrays of some slots have
-  // to be made as long as that takes them.
+  // compiled, recorded and fused is `padded`, the same one for all sizes up to its bounds; the arrays of some slots
+  // have to be made as long as that takes them.
   std::shared_ptr<const Program> padded;
   std::vector<std::pair<int32_t, const ArrayType*>> rooms;
   std::shared_ptr<Variety> variety;
