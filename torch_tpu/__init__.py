@@ -52,6 +52,7 @@ def _register() -> None:
         autocast_overrides,
         backends,
         compile_overrides,
+        distributed,
         dlpack_overrides,
         meta_overrides,
         nested_overrides,
@@ -65,6 +66,7 @@ def _register() -> None:
     torch._register_device_module("tpu", tpu)
     sys.modules["torch.tpu.compiler"] = tpu.compiler
     sys.modules["torch.tpu.dynamism"] = tpu.dynamism
+    sys.modules["torch.tpu.distributed"] = tpu.distributed
     torch.backends.tpu = sys.modules["torch.backends.tpu"] = backends  # type: ignore[attr-defined]
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     lazy = vars(torch.nn.parameter)["UninitializedTensorMixin"]
@@ -78,6 +80,7 @@ def _register() -> None:
     meta_overrides.install()
     compile_overrides.install()
     attention_overrides.install()
+    distributed.register()
     tpu._apply_environment()
     atexit.register(shutdown.run)
 

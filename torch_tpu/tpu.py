@@ -16,6 +16,7 @@ import torch
 
 from torch_tpu import _C, config, platform
 from torch_tpu import compiler as compiler
+from torch_tpu import distributed as distributed
 from torch_tpu import dynamism as dynamism
 from torch_tpu.bounded import changes
 from torch_tpu.programs import fused

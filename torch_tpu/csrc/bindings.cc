@@ -18,6 +18,7 @@ namespace py = pybind11;
 
 namespace torch_tpu {
 void bind_pjrt(py::module_& m);
+void bind_distributed(py::module_& m);
 
 namespace {
 
@@ -259,5 +260,6 @@ PYBIND11_MODULE(_C, m) {
   torch_tpu::bind_runtime(m);
   torch_tpu::bind_programs(m);
   torch_tpu::bind_modes(m);
+  torch_tpu::bind_distributed(m);
   m.def("_register_kernels", &torch_tpu::register_kernels);
 }

@@ -145,29 +145,41 @@ Event Buffer::to_host(void* dst, size_t bytes) const {
   return Event(plugin_, args.event);
 }
 
+bool Buffer::on_host() const {
+  TORCH_TPU_PJRT_ARGS(PJRT_Buffer_IsOnCpu, args);
+  args.buffer = buffer_;
+  TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_IsOnCpu, args, "Asking where a buffer lies");
+  return args.is_on_cpu;
+}
+
 bool Buffer::read_host_memory(void* dst, size_t bytes) const {
-  TORCH_TPU_PJRT_ARGS(PJRT_Buffer_IsOnCpu, where);
-  where.buffer = buffer_;
-  TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_IsOnCpu, where, "Asking where a buffer lies");
-  if (!where.is_on_cpu) return false;
-  ready_event().wait();
+  if (!on_host()) return false;
+  std::memcpy(dst, HostMemoryHold(*this).data(), bytes);
+  return true;
+}
+
+HostMemoryHold::HostMemoryHold(const Buffer& buffer) : plugin_(buffer.plugin_), buffer_(buffer.buffer_) {
+  buffer.ready_event().wait();
   TORCH_TPU_PJRT_ARGS(PJRT_Buffer_IncreaseExternalReferenceCount, hold);
   hold.buffer = buffer_;
   TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_IncreaseExternalReferenceCount, hold, "Holding a buffer");
-  struct Release {
-    const Plugin* plugin;
-    PJRT_Buffer* buffer;
-    ~Release() {
-      TORCH_TPU_PJRT_ARGS(PJRT_Buffer_DecreaseExternalReferenceCount, args);
-      args.buffer = buffer;
-      plugin->discard(plugin->api()->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
-    }
-  } release{plugin_, buffer_};
   TORCH_TPU_PJRT_ARGS(PJRT_Buffer_OpaqueDeviceMemoryDataPointer, address);
   address.buffer = buffer_;
-  TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_OpaqueDeviceMemoryDataPointer, address, "Reading a buffer");
-  std::memcpy(dst, address.device_memory_ptr, bytes);
-  return true;
+  try {
+    TORCH_TPU_PJRT_CALL(*plugin_, PJRT_Buffer_OpaqueDeviceMemoryDataPointer, address, "Reading a buffer");
+  } catch (...) {
+    let_go();
+    throw;
+  }
+  data_ = address.device_memory_ptr;
+}
+
+HostMemoryHold::~HostMemoryHold() { let_go(); }
+
+void HostMemoryHold::let_go() {
+  TORCH_TPU_PJRT_ARGS(PJRT_Buffer_DecreaseExternalReferenceCount, args);
+  args.buffer = buffer_;
+  plugin_->discard(plugin_->api()->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
 }
 
 PJRT_Buffer* Buffer::copy_to_device(PJRT_Device* device) const {

@@ -36,12 +36,32 @@ class Buffer {
   // Copies into `dst` at once if the buffer lies in host memory (XLA's CPU backend), waiting for it to be ready: 100
   // times cheaper than a transfer for a few bytes. Returns false, having done nothing, if it does not.
   bool read_host_memory(void* dst, size_t bytes) const;
+  bool on_host() const;  // whether it lies in host memory
   // A copy on another device of the same client.
   PJRT_Buffer* copy_to_device(PJRT_Device* device) const;
 
  private:
+  friend class HostMemoryHold;
   const Plugin* plugin_;
   PJRT_Buffer* buffer_;
+};
+
+// Access to the memory of a buffer in host memory (XLA's CPU backend): waits for the buffer to be ready, and keeps the
+// memory while it exists, whatever happens to the buffer.
+class HostMemoryHold {
+ public:
+  // Throws Error if the buffer does not lie in host memory.
+  explicit HostMemoryHold(const Buffer& buffer);
+  ~HostMemoryHold();
+  HostMemoryHold(const HostMemoryHold&) = delete;
+  HostMemoryHold& operator=(const HostMemoryHold&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void let_go();
+  const Plugin* plugin_;
+  PJRT_Buffer* buffer_;
+  void* data_;
 };
 
 }  // namespace torch_tpu::pjrt

@@ -131,6 +131,17 @@ PJRT_Buffer* Client::from_host(const void* data, DType dtype, const int64_t* dim
   return args.buffer;
 }
 
+PJRT_Buffer* Client::uninitialized(DType dtype, const int64_t* dims, size_t num_dims, const Device& device) const {
+  TORCH_TPU_PJRT_ARGS(PJRT_Client_CreateUninitializedBuffer, args);
+  args.client = client_;
+  args.shape_dims = dims;
+  args.shape_num_dims = num_dims;
+  args.shape_element_type = dtype;
+  args.device = device.get();
+  TORCH_TPU_PJRT_CALL(plugin_, PJRT_Client_CreateUninitializedBuffer, args, "Allocating an array on the device");
+  return args.buffer;
+}
+
 std::unique_ptr<Executable> Client::compile(std::string_view stablehlo, const CompileOptions& options) const {
   static constexpr std::string_view kFormat = "mlir";
   auto program = make_args<PJRT_Program, PJRT_Program_STRUCT_SIZE>();

@@ -61,6 +61,9 @@ class Client {
   PJRT_Buffer* from_host(const void* data, DType dtype, const int64_t* dims, size_t num_dims, const Device& device,
                          HostMemory memory = HostMemory::kCopiedAtOnce, Event* done = nullptr) const;
 
+  // A row-major array whose elements nobody has written yet; for who writes its memory outside of programs.
+  PJRT_Buffer* uninitialized(DType dtype, const int64_t* dims, size_t num_dims, const Device& device) const;
+
   // Compiles StableHLO (text or portable bytes). Long; takes no lock: call it without the GIL.
   std::unique_ptr<Executable> compile(std::string_view stablehlo, const CompileOptions& options) const;
   // `options`, if given, replace those that the program was compiled with.
