@@ -63,8 +63,11 @@ class Pool:
         ]
         for process in self._processes:
             process.start()
+        self.killed = False
 
-    def run(self, function: Callable[..., Any], *args: Any, ranks: int | None = None, limit: float = LIMIT) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *args: Any, ranks: int | None = None, limit: float = LIMIT
+    ) -> list[Any]:
         """What ``function(rank, world, *args)`` returned on each rank.
 
         Args:
@@ -93,9 +96,10 @@ class Pool:
 
     @property
     def alive(self) -> bool:
-        return all(p.is_alive() for p in self._processes)
+        return not self.killed and all(p.is_alive() for p in self._processes)
 
     def kill(self) -> None:
+        self.killed = True
         for process in self._processes:
             process.kill()
 

@@ -10,7 +10,16 @@ import torch.distributed as dist
 
 from tests.distributed.harness import run
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.int8]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.int8,
+]
 MOVED = [*DTYPES, torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn]
 
 

@@ -309,3 +309,32 @@ def test_ctc_lengths_on_the_device() -> None:
     (nll, log_alpha), _, _ = run(aten._ctc_loss.Tensor, log_probs, targets, inputs, lengths)
     torch.testing.assert_close(nll, aten._ctc_loss(log_probs, targets, [12, 9, 7], [3, 2, 1])[0])
     assert log_alpha.shape == (3, 12, 9)
+
+
+NORMS = {
+    "layer": (lambda: torch.nn.LayerNorm(16), (4, 16)),
+    "group": (lambda: torch.nn.GroupNorm(4, 16), (4, 16)),
+    "batch": (lambda: torch.nn.BatchNorm1d(16), (4, 16)),
+    "batch, evaluated": (lambda: torch.nn.BatchNorm1d(16).eval(), (4, 16)),
+    "instance": (lambda: torch.nn.InstanceNorm1d(16, affine=True), (4, 16, 5)),
+    "rms": (lambda: torch.nn.RMSNorm(16), (4, 16)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("low_weights", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_small_norms_train_in_low_precision(name: str, low_weights: bool, dtype: torch.dtype) -> None:
+    """Their statistics are float32, which the CPU's backward kernels would refuse."""
+    make, shape = NORMS[name]
+    x = torch.randn(*shape)
+    gradients = []
+    for device, kind in (("cpu", torch.float32), ("tpu", dtype)):
+        module = make().to(device)
+        if low_weights:
+            module = module.to(kind)
+        leaf = x.clone().to(device, kind).requires_grad_()
+        module(leaf).float().square().sum().backward()
+        gradients.append([leaf.grad.float().cpu(), *(p.grad.float().cpu() for p in module.parameters())])
+    for ours, expected in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0.05, atol=0.15)
