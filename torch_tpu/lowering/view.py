@@ -112,10 +112,20 @@ def _flat(base: Value) -> Value:
 
 
 def _levels(chain: Chain, base: Value) -> list[tuple[int, int]]:
-    """(size, stride) of every cut. Columns of the base's own rows are taken as such, other steps by strided slices."""
-    levels = list(zip(chain.sizes, chain.strides, strict=True))
+    """(size, stride) of every cut. Columns of the base's own rows are taken as such, other steps by strided slices.
+
+    Dimensions that lie in memory as one are cut as one, unless the base has those rows itself: a TPU would have to lay
+    it out anew, and a flat base seen in rows is not updated in place by XLA's CPU backend.
+    """
+    own = contiguous_strides(base.shape)
+    levels: list[tuple[int, int]] = []
+    for n, stride in zip(chain.sizes, chain.strides, strict=True):
+        if levels and levels[-1][1] == n * stride and levels[-1][1] not in own:
+            levels[-1] = (levels[-1][0] * n, stride)
+        else:
+            levels.append((n, stride))
     innermost = chain.strides[-1]
-    return [*levels, (1, 1)] if innermost > 1 and innermost in contiguous_strides(base.shape) else levels
+    return [*levels, (1, 1)] if innermost > 1 and innermost in own else levels
 
 
 def _rows(x: Value, lead: Sequence[int], length: int) -> Value:
