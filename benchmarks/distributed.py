@@ -108,7 +108,8 @@ def step_of(kind: str, device: str, compiled: bool) -> Callable[[], Any]:
 
 def worker(rank: int, world: int, port: int, options: argparse.Namespace) -> None:
     global _sync
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))  # as torchrun does
     torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo,tpu:tpu_dist", timeout=datetime.timedelta(minutes=10))
     _sync = dist.new_group(backend="gloo")

@@ -157,6 +157,17 @@ def prepare_libtpu() -> None:
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 
 
+def share_processors() -> None:
+    """Gives this process its share of the machine where ``torchrun`` has started several.
+
+    XLA's CPU backend makes a thread for each processor that ``NPROC`` tells (default: all), and the processes' threads
+    would wait for each other in the middle of each operator. What the user has set stays.
+    """
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if local.isdigit() and int(local) > 1:
+        os.environ.setdefault("NPROC", str(max(len(os.sched_getaffinity(0)) // int(local), 1)))
+
+
 def resolve() -> tuple[str, str, dict[str, Any], int]:
     """(name, plugin path, client options, bytes per device if the plugin does not say); called once, at first use."""
     platform = name()
@@ -171,6 +182,7 @@ def resolve() -> tuple[str, str, dict[str, Any], int]:
         if count < 1:
             raise ValueError(f"TORCH_TPU_NUM_CPU_DEVICES must be at least 1, got {count}.")
         options["cpu_device_count"] = count
+        share_processors()
         capacity = int(config.get("TORCH_TPU_CPU_DEVICE_BYTES")) or host_memory()
         if not config.get("TORCH_TPU_QUIET"):
             log.warning("torch_tpu: no TPU in use; device 'tpu' runs on XLA's CPU backend with the TPU's numerics.")
