@@ -117,7 +117,10 @@ def worker(rank: int, world: int, port: int, options: argparse.Namespace) -> Non
 
     def show(name: str, ours: float, peer: float, bound: float) -> None:
         if rank == 0:
-            print(f"{name:<44} {ours * 1e3:9.2f} ms {peer * 1e3:9.2f} ms {ours / peer:6.2f}x  (at most {bound})", flush=True)
+            print(
+                f"{name:<44} {ours * 1e3:9.2f} ms {peer * 1e3:9.2f} ms {ours / peer:6.2f}x  (at most {bound})",
+                flush=True,
+            )
 
     if rank == 0:
         print(f"{'':<44} {'tpu_dist':>12} {'Gloo, CPU':>12}")

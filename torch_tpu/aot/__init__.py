@@ -4,7 +4,20 @@
 """
 
 from torch_tpu.aot.compile import Saved, compile, load, save
+from torch_tpu.aot.layout import sharded_step
 from torch_tpu.aot.report import Estimate, Memory, Report
 from torch_tpu.aot.trace import Traced, trace, training_step
 
-__all__ = ["Estimate", "Memory", "Report", "Saved", "Traced", "compile", "load", "save", "trace", "training_step"]
+__all__ = [
+    "Estimate",
+    "Memory",
+    "Report",
+    "Saved",
+    "Traced",
+    "compile",
+    "load",
+    "save",
+    "sharded_step",
+    "trace",
+    "training_step",
+]

@@ -22,6 +22,8 @@ from torch_tpu.aot import hlo, topology
 from torch_tpu.aot.chips import CHIPS
 from torch_tpu.aot.cost import analyse
 from torch_tpu.aot.findings import findings
+from torch_tpu.aot.ici import collectives
+from torch_tpu.aot.layout import mesh_on
 from torch_tpu.aot.report import Estimate, Memory, Report
 from torch_tpu.aot.trace import Traced, trace
 from torch_tpu.programs import options
@@ -38,6 +40,7 @@ def compile(
     *,
     topology: str | Sequence[str] = "v6e",
     precision: str = "medium",
+    mesh: Mapping[str, int] | None = None,
     prices: Mapping[str, float] | None = None,
     compiler_options: Mapping[str, bool | int | float | str] | None = None,
 ) -> Report:
@@ -49,8 +52,11 @@ def compile(
         args: Its arguments, modules among them. Of tensors only dtype, sizes and strides count: with
             ``torch.device("meta")`` a model of any size needs no memory.
         kwargs: Its keyword arguments.
-        topology: A name, or several, as :func:`torch_tpu.aot.topology.parse` takes them. The program is for one device.
+        topology: A name, or several, as :func:`torch_tpu.aot.topology.parse` takes them. Without ``mesh`` the program is
+            for one device.
         precision: Of float32 products: ``medium``, ``high`` or ``highest``.
+        mesh: Sizes of the dimensions ``dp``, ``fsdp`` and ``tp`` over all devices of the slice: the function is that of
+            one device, and functional collectives name dimensions. :func:`sharded_step` makes such functions.
         prices: Per chip and hour, by generation (``{"v6e": 2.7}``): then the report has the cost of each call.
         compiler_options: XLA's, by name.
 
@@ -65,8 +71,13 @@ def compile(
     """
     names = [topology] if isinstance(topology, str) else [*topology]
     slices = [_parse(name) for name in names]
-    traced = trace(function, args, kwargs, precision)
-    return Report(traced, [_estimate(traced, s, prices or {}, compiler_options or {}) for s in slices])
+    if mesh is None:
+        traced = trace(function, args, kwargs, precision)
+        return Report(traced, [_estimate(traced, s, prices or {}, compiler_options or {}) for s in slices])
+    meshes = [mesh_on(s, mesh) for s in slices]  # groups of device numbers differ from slice to slice
+    traces = [trace(function, args, kwargs, precision, m) for m in meshes]
+    found = [_estimate(t, s, prices or {}, compiler_options or {}) for t, s in zip(traces, slices, strict=True)]
+    return Report(traces[0], found)
 
 
 _parse = topology.parse
@@ -80,7 +91,9 @@ def _estimate(
     start = time.perf_counter()
     with _progress(f"{traced.name} for {place.name}"):
         try:
-            compiled = compiler.compile(traced.plan.text, {**options.full_flags(), **compiler_options})
+            count = traced.mesh.count if traced.mesh is not None else 1
+            flags = {**options.full_flags(), **compiler_options}
+            compiled = compiler.compile(traced.plan.text, flags, 1, count)
         except _C.PjrtError as error:
             raise _explained(traced, place, error) from error
     seconds = time.perf_counter() - start
@@ -98,6 +111,8 @@ def _estimate(
         compile_seconds=seconds,
         price_per_call=None if price is None else price / 3600 / chip.devices * max(cost.cycles, cost.bound),
         executable=compiled,
+        mesh=traced.mesh,
+        collectives=[] if traced.mesh is None else collectives(traced.plan.text, traced.mesh, place, chip),
     )
 
 

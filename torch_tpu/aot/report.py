@@ -10,9 +10,11 @@ from typing import Any
 
 from torch_tpu.aot.chips import Chip, peak
 from torch_tpu.aot.cost import Cost
+from torch_tpu.aot.ici import Collective
 from torch_tpu.aot.topology import Topology
 from torch_tpu.aot.trace import Traced
 from torch_tpu.cli.cache import size
+from torch_tpu.distributed.partition import Partition
 
 #: Of the JSON form; a new number says that a field has gone or changed its meaning.
 SCHEMA = 1
@@ -57,6 +59,19 @@ class Estimate:
     compile_seconds: float
     price_per_call: float | None
     executable: Any = field(repr=False)
+    mesh: Partition | None = None
+    collectives: list[Collective] = field(default_factory=list)
+
+    @property
+    def communication(self) -> float:
+        """Seconds of the collectives, see :mod:`torch_tpu.aot.ici`."""
+        return sum(c.seconds for c in self.collectives)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Between what and what the time of a call lies: all communication hidden behind computation, or none."""
+        alone = max(self.cost.cycles, self.cost.bound)
+        return max(alone, self.communication), alone + self.communication
 
 
 @dataclass
@@ -68,7 +83,7 @@ class Report:
 
     # ---- text
     def __str__(self) -> str:
-        title = f"{self.traced.name}, {self.traced.precision} precision, one device"
+        title = self._title()
         rows = [("", *(e.topology.name for e in self.estimates))]
         rows += [(label, *(show(e) for e in self.estimates)) for label, show in _ROWS if _any(show, self.estimates)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -80,10 +95,18 @@ class Report:
             for row in rows
         ]
         for e in self.estimates:
+            if e.collectives:
+                lines += ["", f"Collectives on {e.topology.name}:"]
+                lines += [f"  {' '.join(cells)}" for cells in _collective_cells(e)]
             lines += ["", f"Heaviest operations on {e.topology.name}:"]
             lines += [f"  {share:>5}  {time:>9}  {name}" for share, time, name in _heaviest(e)]
             lines += [f"  - {sentence}" for sentence in e.findings]
         return "\n".join(lines)
+
+    def _title(self) -> str:
+        mesh = self.traced.mesh
+        where = "one device" if mesh is None else "each of " + " x ".join(f"{n} {k}" for n, k in mesh.sizes.items())
+        return f"{self.traced.name}, {self.traced.precision} precision, {where}"
 
     # ---- JSON
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +132,7 @@ class Report:
             for label, show in _ROWS
             if _any(show, self.estimates)
         )
-        parts = [f"<h1>{html.escape(self.traced.name)}</h1><p>{self.traced.precision} precision, one device</p>"]
+        parts = [f"<h1>{html.escape(self.traced.name)}</h1><p>{html.escape(self._title())}</p>"]
         parts.append(f"<table><tr><th></th>{head}</tr>{body}</table>")
         parts.append("<h2>Roofline</h2>" + _roofline(self.estimates))
         for e in self.estimates:
@@ -119,6 +142,11 @@ class Report:
                 for share, time, name in _heaviest(e)
             )
             parts.append(f"<table>{rows}</table>")
+            if e.collectives:
+                rows = "".join(
+                    "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>" for cells in _collective_cells(e)
+                )
+                parts.append(f"<table>{rows}</table>")
             if e.findings:
                 parts.append("<ul>" + "".join(f"<li>{html.escape(f)}</li>" for f in e.findings) + "</ul>")
         return _PAGE.format(title=html.escape(self.traced.name), body="\n".join(parts))
@@ -155,6 +183,8 @@ _ROWS = [
     ("  set by the", lambda e: e.cost.binds),
     ("as compiled, at full rates", lambda e: _seconds(e.cost.compiled)),
     ("the compiler's cycles", lambda e: _seconds(e.cost.cycles)),
+    ("communication", lambda e: _seconds(e.communication) if e.collectives else ""),
+    ("time of a call", lambda e: f"{_seconds(e.seconds[0])} to {_seconds(e.seconds[1])}" if e.collectives else ""),
     ("XLA's optimal_seconds", lambda e: "" if e.cost.optimal is None else _seconds(e.cost.optimal)),
     ("FLOPs", lambda e: _count(e.cost.flops)),
     ("  with float32's passes", lambda e: _count(e.cost.work) if e.cost.work != e.cost.flops else ""),
@@ -184,6 +214,13 @@ def _heaviest(e: Estimate) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _collective_cells(e: Estimate) -> list[tuple[str, ...]]:
+    return [
+        (f"{c.kind:<15}", f"{c.dimension:<5}", f"of {c.group} chips", f"x{c.count}", size(c.bytes), _seconds(c.seconds))
+        for c in e.collectives
+    ]
+
+
 def _plain(e: Estimate) -> dict[str, Any]:
     m, c = e.memory, e.cost
     return {
@@ -206,6 +243,9 @@ def _plain(e: Estimate) -> dict[str, Any]:
              "bytes": o.bytes, "runs": o.runs}
             for o in c.operations[:100]
         ],
+        "mesh": None if e.mesh is None else dict(e.mesh.sizes),
+        "collectives": [vars(c) for c in e.collectives],
+        "seconds_per_call": list(e.seconds),
         "chip": {"source": e.chip.source, "peak": peak(e.chip, "bf16"), "bandwidth": e.chip.bandwidth / e.chip.devices},
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from torch.optim.adamw import adamw
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torch_tpu.compile.graph import geometry
+from torch_tpu.distributed.partition import Partition
 from torch_tpu.stablehlo import Type
 from torch_tpu.tracing.graph import Interpreter, build_graph
 from torch_tpu.tracing.program import Plan
@@ -46,6 +47,7 @@ class Traced:
         inputs: In the order of the graph's.
         results: What the function returns, as a pytree of None and indices of the results that are tensors.
         precision: Of float32 products.
+        mesh: The devices that run it together; None: one.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Traced:
     inputs: list[Input]
     results: Any
     precision: str
+    mesh: Partition | None = None
 
 
 def trace(
@@ -61,6 +64,7 @@ def trace(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     precision: str = "medium",
+    mesh: Partition | None = None,
 ) -> Traced:
     """Traces a function for a TPU.
 
@@ -71,6 +75,7 @@ def trace(
             Modules may be arguments: their parameters and buffers become inputs.
         kwargs: Its keyword arguments.
         precision: ``medium``, ``high`` or ``highest``, for products of float32.
+        mesh: The devices that run the program together, which functional collectives name dimensions of.
 
     Raises:
         CompileError: An operator has no program; the text names it and the line.
@@ -87,14 +92,15 @@ def trace(
             )
         arguments = geometry(call.fakes)
     name = getattr(function, "__name__", type(function).__name__)
-    plan = build_graph(
-        name, graph, arguments, precision=precision, emulate_precision=False,
-        interpreter=lambda tracer: Interpreter(tracer, locations=True),
-    )  # fmt: skip
+    with mesh.active() if mesh is not None else contextlib.nullcontext():
+        plan = build_graph(
+            name, graph, arguments, precision=precision, emulate_precision=False,
+            interpreter=lambda tracer: Interpreter(tracer, locations=True),
+        )  # fmt: skip
     written = {o.slot for o in plan.outputs if o.slot >= 0}
     for i, a in enumerate(arguments):
         call.inputs[i].is_written = a.slot in written  # type: ignore[union-attr]
-    return Traced(name, graph, plan, call.inputs, call.results, precision)
+    return Traced(name, graph, plan, call.inputs, call.results, precision, mesh)
 
 
 def fake_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from torch_tpu.distributed import partition
 from torch_tpu.lowering.data_dependent import HOST_COMPOSITES
 from torch_tpu.programs import fallback
 from torch_tpu.tracing.graph import has_rule
@@ -121,6 +122,8 @@ def _is_opaque(op: OpOverload) -> bool:
         return True
     if op.namespace in ("aten", "prims", "prim", "torchvision"):
         return False
+    if op.namespace == "_c10d_functional":  # each process runs programs of its own
+        return partition.current() is None
     keys = torch._C.DispatchKey
     if op_info(op).rule is not None or op.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
         return False
