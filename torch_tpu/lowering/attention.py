@@ -30,9 +30,19 @@ def _rows_by_columns(x: Value, y: Value, contract: tuple[int, int]) -> Value:
     return product(x, y, contract=sides, batch=((0, 1), (0, 1)), dtype=compute_dtype(x.dtype))
 
 
-def _last(v: Value, combine: str) -> Value:
-    """Reduces the last dimension and keeps it as a size of one."""
-    return largest(v, [v.ndim - 1], keepdim=True) if combine == "max" else total_of_stored(v, [v.ndim - 1])
+def _sum(v: Value) -> Value:
+    """Of the last dimension, which stays as a size of one."""
+    return total_of_stored(v, [v.ndim - 1])
+
+
+def _exponentials(s: Value) -> tuple[Value, Value]:
+    """(``exp(s - top)``, ``top``) for the greatest score of each row; a row of nothing but -inf gives zeros.
+
+    ``top`` is finite because the maximum starts from a finite number. A select behind it would do the same, but keep
+    XLA from fusing the product, the maximum and the exponentials: on TPU the scores would be computed twice.
+    """
+    top = largest(s, [s.ndim - 1], keepdim=True, least=torch.finfo(s.dtype).min)
+    return hlo.exponential(s - hlo.broadcast_to(top, s.shape)), top
 
 
 @dataclass(frozen=True)
@@ -138,13 +148,10 @@ def attention(
 ) -> list[Value | None]:  # fmt: skip
     """Output, and the log of each row's sum of exponentials for the backward pass. A row without keys gives zeros."""
     a = Attention.of(query, key, value, bias, scale, causal)
-    s = a.scores()
-    top = _last(s, "max")
-    top = hlo.select(hlo.compare(top, _NEGATIVE_INFINITY, "EQ"), hlo.full_like(top, 0), top)
-    e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
-    mass = _last(e, "sum")
+    e, top = _exponentials(a.scores())
+    mass = hlo.maximum(_sum(e), 1)  # the greatest score adds exp(0) = 1
     logsumexp = hlo.squeeze(top + hlo.log(mass), [-1])
-    weights = hlo.divide(e, hlo.broadcast_to(hlo.select(hlo.compare(mass, 0, "EQ"), 1, mass), e.shape))
+    weights = hlo.divide(e, hlo.broadcast_to(mass, e.shape))
     zero = hlo.constant(0, torch.int64)
     seed, offset = zero, zero
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):
@@ -184,15 +191,13 @@ def attention_backward(
     a = Attention.of(query, key, value, bias, scale, causal)
     s, go = a.scores(), a.folded(_four(grad))
     lse = hlo.expand_dims(hlo.convert(logsumexp, s.dtype), [-1])
-    none = hlo.compare(lse, _NEGATIVE_INFINITY, "EQ")
-    lse = hlo.select(none, hlo.full_like(lse, float("inf")), lse)
     weights = hlo.exponential(s - hlo.broadcast_to(lse, s.shape))
     by_weight = hlo.reshape(_rows_by_columns(go, a.value, (3, 3)), a.full)
     dropped = weights
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):
         dropout = Dropout(dropout_p, _state(seed, offset))
         dropped, by_weight = dropout(weights), dropout(by_weight)
-    mean = _last(hlo.convert(_four(grad), s.dtype) * hlo.convert(_four(out), s.dtype), "sum")
+    mean = _sum(hlo.convert(_four(grad), s.dtype) * hlo.convert(_four(out), s.dtype))
     by_score = weights * (by_weight - hlo.broadcast_to(mean, s.shape))
     narrow = a.folded(hlo.convert(by_score, query.dtype))
     finish = lambda x, like: hlo.reshape(hlo.convert(x, like.dtype), like.shape)  # noqa: E731
@@ -255,10 +260,8 @@ def multi_head_attention(
     s = a.scores()
     if mask is not None:
         s = hlo.select(_hidden(mask, mask_type, s.shape), _NEGATIVE_INFINITY, s)
-    top = _last(s, "max")
-    top = hlo.select(hlo.compare(top, _NEGATIVE_INFINITY, "EQ"), hlo.full_like(top, 0), top)
-    e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
-    weights = hlo.convert(hlo.divide(e, hlo.broadcast_to(_last(e, "sum"), e.shape)), query.dtype)
+    e, _ = _exponentials(s)
+    weights = hlo.convert(hlo.divide(e, hlo.broadcast_to(_sum(e), e.shape)), query.dtype)
     context = hlo.convert(_rows_by_columns(weights, v, (3, 2)), query.dtype)
     context = hlo.reshape(hlo.transpose(context, (0, 2, 1, 3)), query.shape)
     out = _linear(context, out_weight, out_bias)
@@ -272,8 +275,8 @@ def multi_head_attention(
 
 def _layer_norm(x: Value, weight: Value, bias: Value, eps: Scalar) -> Value:
     wide = hlo.convert(x, compute_dtype(x.dtype))
-    centered = wide - hlo.broadcast_to(_last(wide, "sum") * (1 / x.shape[-1]), x.shape)
-    variance = _last(centered * centered, "sum") * (1 / x.shape[-1])
+    centered = wide - hlo.broadcast_to(_sum(wide) * (1 / x.shape[-1]), x.shape)
+    variance = _sum(centered * centered) * (1 / x.shape[-1])
     y = centered * hlo.broadcast_to(hlo.rsqrt(variance + as_value(eps, variance.dtype, variance.shape)), x.shape)
     weight, bias = (hlo.broadcast_to(hlo.convert(v, y.dtype), y.shape) for v in (weight, bias))
     return hlo.convert(y * weight + bias, x.dtype)

@@ -111,9 +111,9 @@ def product(x: Value, dims: Sequence[int]) -> Value:
     return _fold(x, 1, dims, hlo.multiply, False)
 
 
-def largest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-    """Maximum; NaN wins."""
-    return _fold(x, lowest(x.dtype), dims, greater, keepdim)
+def largest(x: Value, dims: Sequence[int], keepdim: bool = False, least: Number | None = None) -> Value:
+    """Maximum, of ``least`` as well; NaN wins."""
+    return _fold(x, lowest(x.dtype) if least is None else least, dims, greater, keepdim)
 
 
 def smallest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
