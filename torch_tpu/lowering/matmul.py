@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, for_cpu
 from torch_tpu.lowering.precision import matmul, product
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
@@ -35,9 +37,21 @@ def blend(base: Value, update: Value, beta: Scalar, alpha: Scalar, dtype: torch.
     return hlo.convert(base + update, dtype)
 
 
+def _rows(x: Value) -> Value:
+    """The rows of a matrix in the dimensions that they had before a reshape made them one; XLA lays these out freely."""
+    source = x.reshape_of
+    if source is None or x.ndim != 2 or for_cpu():
+        return x
+    lead = next((k for k in range(2, source.ndim) if math.prod(source.shape[:k]) == x.shape[0]), 0)
+    return hlo.reshape(source, (*source.shape[:lead], x.shape[1])) if lead and x.numel else x
+
+
 @lower("mm", "bmm")
 def mm(x: Value, y: Value) -> Value:
-    return matmul(x, y)
+    rows = _rows(x)
+    if rows is x:
+        return matmul(x, y)
+    return hlo.reshape(product(rows, y, contract=((rows.ndim - 1,), (0,))), (x.shape[0], y.shape[1]))
 
 
 @lower("mm.dtype", "bmm.dtype")
@@ -47,6 +61,14 @@ def mm_dtype(x: Value, y: Value, dtype: torch.dtype) -> Value:
 
 @lower("addmm", "baddbmm")
 def addmm(base: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    if base.ndim == 1 and y.ndim == 2:  # a linear layer
+        rows = _rows(x)
+        # On a TPU the product is rounded before the bias is added: XLA moves what follows a product into the next one,
+        # and what is left between them in memory would be float32.
+        rounded = x.dtype == torch.bfloat16 and not for_cpu() and _is_number(alpha, 1) and _is_number(beta, 1)
+        dtype = x.dtype if rounded else _accumulator(x.dtype)
+        z = product(rows, y, contract=((rows.ndim - 1,), (0,)), dtype=dtype)
+        return hlo.reshape(blend(base, z, beta, alpha, x.dtype), (x.shape[0], y.shape[1]))
     return blend(base, matmul(x, y, _accumulator(x.dtype)), beta, alpha, x.dtype)
 
 
