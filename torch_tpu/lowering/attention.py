@@ -41,14 +41,14 @@ def _sum(v: Value) -> Value:
     return total_of_stored(v, [v.ndim - 1])
 
 
-def _exponentials(s: Value) -> tuple[Value, Value]:
-    """(``exp(s - top)``, ``top``) for the greatest score of each row; a row of nothing but -inf gives zeros.
+def _exponentials(s: Value) -> Value:
+    """``exp(s - top)`` for the greatest score of each row; a row of nothing but -inf gives zeros.
 
     ``top`` is finite because the maximum starts from a finite number. A select behind it would do the same, but keep
     XLA from fusing the product, the maximum and the exponentials: on TPU the scores would be computed twice.
     """
     top = largest(s, [s.ndim - 1], keepdim=True, least=torch.finfo(s.dtype).min)
-    return hlo.exponential(s - hlo.broadcast_to(top, s.shape)), top
+    return hlo.exponential(s - hlo.broadcast_to(top, s.shape))
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,13 @@ class Dropout:
         p = as_value(self.p, torch.float32)
         keep = hlo.compare(uniform, hlo.broadcast_to(p, x.shape), "GE")
         return hlo.select(keep, x * as_value(hlo.divide(1.0, 1.0 - p), x.dtype, x.shape), 0)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A fact about the logarithm of the sums: the softmax that they belong to, before dropout."""
+
+    value: Value
 
 
 @dataclass(frozen=True)
@@ -162,10 +169,14 @@ def attention(
 ) -> list[Value | None]:  # fmt: skip
     """Output, and the log of each row's sum of exponentials for the backward pass. A row without keys gives zeros."""
     a = Attention.of(query, key, value, bias, scale, causal)
-    e, top = _exponentials(a.scores())
+    s = a.scores()
+    e = _exponentials(s)
     mass = hlo.maximum(_sum(e), 1)  # the greatest score adds exp(0) = 1
-    logsumexp = hlo.squeeze(top + hlo.log(mass), [-1])
+    # Another maximum than that of the exponentials, which XLA would not fuse with them if it had another use.
+    top = hlo.maximum(largest(s, [s.ndim - 1], keepdim=True), torch.finfo(s.dtype).min)
+    logsumexp = hlo.convert(hlo.squeeze(top + hlo.log(mass), [-1]), torch.float32)
     weights = hlo.divide(e, hlo.broadcast_to(mass, e.shape))
+    logsumexp.fact = Weights(weights)
     zero = hlo.constant(0, torch.int64)
     seed, offset = zero, zero
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):
@@ -177,7 +188,7 @@ def attention(
         )
     out = _product(a.folded(hlo.convert(weights, value.dtype)), a.value, 2, query.dtype)
     out = hlo.reshape(out, (*query.shape[:-1], value.shape[-1]))
-    return [out, hlo.convert(logsumexp, torch.float32), None, None, None, None, seed, offset, None]
+    return [out, logsumexp, None, None, None, None, seed, offset, None]
 
 
 def _reserve(shape: Shape) -> Value:
@@ -201,18 +212,25 @@ def attention_backward(
     logsumexp: Value, cum_q: None, cum_k: None, max_q: int, max_k: int, dropout_p: Scalar, causal: bool, seed: Value,
     offset: Value, *, scale: Scalar | None = None,
 ) -> list[Value | None]:  # fmt: skip
-    """Recomputes the weights from ``logsumexp`` (Dao et al. 2022, arXiv:2205.14135, appendix B)."""
+    """The weights are those of the forward pass if the program has it.
+
+    Else they are computed again from ``logsumexp`` (Dao et al. 2022, arXiv:2205.14135, appendix B).
+    """
     a = Attention.of(query, key, value, bias, scale, causal)
-    s, go = a.scores(), a.folded(_four(grad))
-    lse = hlo.expand_dims(hlo.convert(logsumexp, s.dtype), [-1])
-    weights = hlo.exponential(s - hlo.broadcast_to(lse, s.shape))
+    go = a.folded(_four(grad))
+    if isinstance(logsumexp.fact, Weights) and not for_cpu():
+        weights = logsumexp.fact.value
+    else:
+        s = a.scores()
+        lse = hlo.expand_dims(hlo.convert(logsumexp, s.dtype), [-1])
+        weights = hlo.exponential(s - hlo.broadcast_to(lse, s.shape))
     by_weight = hlo.reshape(_product(go, a.value, 3), a.full)
     dropped = weights
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):
         dropout = Dropout(dropout_p, _state(seed, offset))
         dropped, by_weight = dropout(weights), dropout(by_weight)
-    mean = _sum(hlo.convert(_four(grad), s.dtype) * hlo.convert(_four(out), s.dtype))
-    by_score = weights * (by_weight - hlo.broadcast_to(mean, s.shape))
+    mean = _sum(hlo.convert(_four(grad), weights.dtype) * hlo.convert(_four(out), weights.dtype))
+    by_score = weights * (by_weight - hlo.broadcast_to(mean, weights.shape))
     narrow = a.folded(hlo.convert(by_score, query.dtype))
     finish = lambda x, like: hlo.reshape(hlo.convert(x, like.dtype), like.shape)  # noqa: E731
     per_head = lambda x, like: finish(_summed(x, _four(like).shape[1]), like)  # noqa: E731
@@ -274,7 +292,7 @@ def multi_head_attention(
     s = a.scores()
     if mask is not None:
         s = hlo.select(_hidden(mask, mask_type, s.shape), _NEGATIVE_INFINITY, s)
-    e, _ = _exponentials(s)
+    e = _exponentials(s)
     weights = hlo.convert(hlo.divide(e, hlo.broadcast_to(_sum(e), e.shape)), query.dtype)
     context = _product(weights, v, 2, query.dtype)
     context = hlo.reshape(hlo.transpose(context, (0, 2, 1, 3)), query.shape)
