@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, for_cpu
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, for_cpu, unmerged
 from torch_tpu.lowering.precision import matmul, product
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
@@ -37,18 +35,13 @@ def blend(base: Value, update: Value, beta: Scalar, alpha: Scalar, dtype: torch.
     return hlo.convert(base + update, dtype)
 
 
-def _rows(x: Value) -> Value:
-    """The rows of a matrix in the dimensions that they had before a reshape made them one; XLA lays these out freely."""
-    source = x.reshape_of
-    if source is None or x.ndim != 2 or for_cpu():
-        return x
-    lead = next((k for k in range(2, source.ndim) if math.prod(source.shape[:k]) == x.shape[0]), 0)
-    return hlo.reshape(source, (*source.shape[:lead], x.shape[1])) if lead and x.numel else x
-
-
 @lower("mm", "bmm")
 def mm(x: Value, y: Value) -> Value:
-    rows = _rows(x)
+    if x.transpose_of is not None and x.ndim == 2:  # the gradient of a linear layer's weight sums over its rows
+        left, right = unmerged(x.transpose_of[0]), unmerged(y)
+        if left.ndim == right.ndim > 2 and left.shape[:-1] == right.shape[:-1]:
+            return product(left, right, contract=(range(left.ndim - 1), range(left.ndim - 1)))
+    rows = unmerged(x)
     if rows is x:
         return matmul(x, y)
     return hlo.reshape(product(rows, y, contract=((rows.ndim - 1,), (0,))), (x.shape[0], y.shape[1]))
@@ -62,7 +55,7 @@ def mm_dtype(x: Value, y: Value, dtype: torch.dtype) -> Value:
 @lower("addmm", "baddbmm")
 def addmm(base: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
     if base.ndim == 1 and y.ndim == 2:  # a linear layer
-        rows = _rows(x)
+        rows = unmerged(x)
         # On a TPU the product is rounded before the bias is added: XLA moves what follows a product into the next one,
         # and what is left between them in memory would be float32.
         rounded = x.dtype == torch.bfloat16 and not for_cpu() and _is_number(alpha, 1) and _is_number(beta, 1)
