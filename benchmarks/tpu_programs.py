@@ -13,7 +13,9 @@ programs are compiled with JAX's options, ours with ours. Every row gives our nu
     cycles      the compiler's ``estimated_cycles``, loops as often as they run
 
 ``--operations`` compares the cycles of the optimised programs by kind of operation, to see where a difference comes
-from. Needs the packages libtpu and jax.
+from. Numbers are kept in ``build/tpu_programs`` with both texts of the program, so what was compiled once, also by a run
+that was stopped, is not compiled again. A training step of a whole model takes minutes on each side: layers repeat, so
+``--layers 2`` tells most of it. Needs the packages libtpu and jax.
 """
 
 from __future__ import annotations
@@ -332,7 +334,7 @@ def cached(text: str, place: str, flags: dict[str, Any]) -> Path:
 
 
 def measures(text: str, place: str, flags: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a program, and the cycles and bytes of each of its operations; from the cache if they are there."""
+    """The numbers of a program, and the cycles and bytes of each of its operations; from the cache if it has them."""
     kept = cached(text, place, flags)
     if (kept / "numbers.json").exists():
         return json.loads((kept / "numbers.json").read_text())

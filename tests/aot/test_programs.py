@@ -72,6 +72,18 @@ def test_nothing_stands_between_the_scores_maximum_and_its_use() -> None:
     assert sum("stablehlo.select" in line for line in lines) == 1
 
 
+def test_a_training_step_keeps_the_weights_of_attention() -> None:
+    """Scores, output and four gradients: the scores are not computed again, nor is the sum's logarithm."""
+    q = torch.empty(2, 4, 128, 64, device="meta")
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        return torch.autograd.grad(causal(q, k, v).square().sum(), (q, k, v))
+
+    text = text_of(step, q, q, q)
+    assert text.count("stablehlo.dot_general") == 6 and text.count("stablehlo.exponential") == 1
+
+
 @pytest.mark.parametrize("groups", [4, 2])
 def test_attention_for_a_tpu_gives_the_numbers(groups: int) -> None:
     q, k, v = torch.randn(2, 4, 16, 8), torch.randn(2, groups, 16, 8), torch.randn(2, groups, 16, 8)
@@ -94,6 +106,39 @@ def test_products_of_bfloat16_give_bfloat16() -> None:
     x = torch.empty(64, 128, dtype=torch.bfloat16, device="meta")
     dots = [line for line in text_of(lambda x: x @ x.t(), x).splitlines() if "dot_general" in line]
     assert len(dots) == 1 and dots[0].endswith("-> (tensor<64x64xbf16>)")
+
+
+def test_linear_layers_keep_the_dimensions_of_their_rows() -> None:
+    """To merge batch and place, which may be apart in memory, would cost a copy on either side of the product."""
+    x, w, b = (torch.empty(*n, dtype=torch.bfloat16, device="meta") for n in ((4, 32, 64), (128, 64), (128,)))
+
+    def step(x: Tensor, w: Tensor, b: Tensor) -> Sequence[Tensor]:
+        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+        return torch.autograd.grad(F.linear(x, w, b).square().sum(), (x, w, b))
+
+    lines = text_of(step, x, w, b).splitlines()
+    assert not any(re.search(r"tensor<128x", line) for line in lines if "dot_general" in line and "4x32" not in line)
+    sums = [line for line in lines if "dimensions = array" in line and line.endswith("-> (tensor<128xf32>)")]
+    assert len(sums) == 1 and "tensor<4x32x128xf32>" in sums[0]
+
+
+def test_linear_layers_for_a_tpu_give_the_numbers() -> None:
+    x, w, b = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(5)
+
+    def step(x: Tensor, w: Tensor, b: Tensor) -> Sequence[Tensor]:
+        x, w, b = (t.detach().requires_grad_() for t in (x, w, b))
+        y = F.linear(x, w, b)
+        return y.detach(), *torch.autograd.grad(y.square().sum(), (x, w, b))
+
+    torch.testing.assert_close(numbers(step, x, w, b), list(step(x, w, b)), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_bfloat16_stay_bfloat16() -> None:
+    """A float32 copy of an operand would be kept for all who read it. Twice the product would be rounded twice."""
+    x = torch.empty(64, 128, dtype=torch.bfloat16, device="meta")
+    assert "f32" not in text_of(lambda x: (x + x) * x - x, x)
+    assert "f32" in text_of(lambda x: torch.add(x, x, alpha=2), x)
+    assert "f32" in text_of(lambda x: x * 0.1, x)
 
 
 # ---- cross-entropy --------------------------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ def _is_class(index: Value, shape: Sequence[int], c: int) -> Value:
 def _chosen(x: Value, index: Value, c: int) -> Value:
     """The entry of ``x`` at ``index``, which has one class, of dimension ``c``. What is no class gives any number.
 
-    By a mask, a TPU reads ``x`` once, where a gather of single elements costs four passes in re-layout. Of a log-softmax
-    the difference is taken afterwards, so that the sum of exponentials, which reads the same, can be made in this pass.
+    By a mask, a TPU reads ``x`` once, where a gather of single elements costs four passes in re-layout. Of a
+    log-softmax the difference is taken afterwards: the sum of exponentials, which reads the same, is made in this pass.
     """
     if for_cpu():
         return read_along(x, c, hlo.clamp(0, index, max(x.shape[c] - 1, 0)))

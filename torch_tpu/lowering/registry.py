@@ -37,7 +37,7 @@ class Rule:
         single: Names of numbers that an element-wise rule gets as they are, where it gets others as operands.
         classes: Which of its numbers are NaN, negative, zero, below one, one, above one is part of the program: it
             refuses some of them, or has another form for them.
-        once: A sum, difference or product of two operands: computed in bfloat16 it is what rounding a float32 one gives.
+        once: A sum, difference or product of two operands: bfloat16 ones give what rounding the float32 result gives.
         mutates: Arguments that the operator changes though its schema does not say so (running statistics); their new
             values follow the results.
         meta: In place of PyTorch's meta kernel where that speaks for another device alone; called without ``out=``.
