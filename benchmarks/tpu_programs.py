@@ -1,7 +1,7 @@
 """What libtpu makes of this project's programs, against its programs for the same models written in JAX: no TPU needed.
 
     python benchmarks/tpu_programs.py [--models gpt2,llama,resnet] [--kinds forward,train] [--dtypes bfloat16,float32]
-                                      [--topologies v6e] [--operations]
+                                      [--topologies v6e] [--layers 2] [--operations]
 
 The mathematics is the same on both sides: parameters, activations and the optimizer's state have the dtype of the row;
 norms, softmax, activation functions, the loss and the update of AdamW are computed in float32 and rounded once. JAX's
@@ -13,18 +13,26 @@ programs are compiled with JAX's options, ours with ours. Every row gives our nu
     cycles      the compiler's ``estimated_cycles``, loops as often as they run
 
 ``--operations`` compares the cycles of the optimised programs by kind of operation, to see where a difference comes
-from. Needs the packages libtpu and jax.
+from. Numbers are kept in ``build/tpu_programs`` with both texts of the program, so what was compiled once, also by a run
+that was stopped, is not compiled again. A training step of a whole model takes minutes on each side: layers repeat, so
+``--layers 2`` tells most of it. Needs the packages libtpu and jax.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import hashlib
 import itertools
+import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +48,7 @@ from torch_tpu.aot.cost import operations
 from torch_tpu.programs import options as xla_options
 
 RATE, DECAY = 1e-3, 0.01
+CACHE = Path(__file__).resolve().parents[1] / "build" / "tpu_programs"
 MOST = {"flops": 1.01, "bytes": 1.02, "temporary": 1.02, "cycles": 1.02}
 
 
@@ -68,6 +77,10 @@ DECODERS = {
     "llama": Sizes(16, 2048, 32, 8, 8192, 128256, 2048, 4, True),
 }
 IMAGES, WIDE = 64, 224
+
+
+def sizes(name: str, layers: int | None) -> Sizes:
+    return DECODERS[name] if layers is None else replace(DECODERS[name], layers=layers)
 
 
 class Attention(nn.Module):
@@ -162,13 +175,13 @@ class ResNet18(nn.Module):
         return self.head(self.blocks(x).mean((2, 3)))
 
 
-def torch_model(name: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def torch_model(name: str, dtype: torch.dtype, layers: int | None) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """The model, its input and the targets, without memory."""
     with torch.device("meta"):
         if name == "resnet":
             images = torch.empty(IMAGES, 3, WIDE, WIDE, dtype=dtype)
             return ResNet18().to(dtype), images, torch.empty(IMAGES, dtype=torch.int64)
-        s = DECODERS[name]
+        s = sizes(name, layers)
         model = Decoder(s).to(dtype)
         model.cos, model.sin = model.cos.float(), model.sin.float()
         ids = torch.empty(s.batch, s.length, dtype=torch.int64)
@@ -181,7 +194,7 @@ def torch_loss(model: nn.Module, x: torch.Tensor, targets: torch.Tensor) -> torc
 
 
 # ---- the same in JAX ------------------------------------------------------------------------------------------------
-def jax_model(name: str) -> Callable[..., Any]:
+def jax_model(name: str, layers: int | None) -> Callable[..., Any]:
     """``logits(parameters, x)`` on a dict of arrays with PyTorch's names."""
     import jax
     import jax.numpy as jnp
@@ -206,7 +219,7 @@ def jax_model(name: str) -> Callable[..., Any]:
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
     def decoder(p: Any, ids: Any) -> Any:
-        s = DECODERS[name]
+        s = sizes(name, layers)
         x = p["words.weight"][ids]
         x = x if s.llama else x + p["places.weight"]
         b, n, _ = x.shape
@@ -252,12 +265,12 @@ def jax_model(name: str) -> Callable[..., Any]:
     return resnet if name == "resnet" else decoder
 
 
-def jax_function(name: str, kind: str) -> Callable[..., Any]:
+def jax_function(name: str, kind: str, layers: int | None) -> Callable[..., Any]:
     """``forward(parameters, constants, x, targets)``, or a step that donates parameters and state."""
     import jax
     import jax.numpy as jnp
 
-    logits = jax_model(name)
+    logits = jax_model(name, layers)
 
     def loss(p: Any, constants: Any, x: Any, targets: Any) -> Any:
         out = logits({**p, **constants}, x).astype(jnp.float32)
@@ -285,17 +298,17 @@ def jax_function(name: str, kind: str) -> Callable[..., Any]:
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def jax_text(name: str, kind: str, dtype: torch.dtype) -> str:
+def jax_text(name: str, kind: str, dtype: torch.dtype, layers: int | None) -> str:
     """JAX's StableHLO for a TPU, with its donations."""
     import jax
     import jax.numpy as jnp
 
-    model, x, targets = torch_model(name, dtype)
+    model, x, targets = torch_model(name, dtype, layers)
     names = {torch.bfloat16: jnp.bfloat16, torch.float32: jnp.float32, torch.int64: jnp.int32}
     spell = lambda t: jax.ShapeDtypeStruct(tuple(t.shape), names[t.dtype])  # noqa: E731
     p = {k: spell(t) for k, t in model.named_parameters()}
     constants = {k: spell(t) for k, t in model.named_buffers()}
-    function = jax_function(name, kind)
+    function = jax_function(name, kind, layers)
     args: tuple[Any, ...] = (p, constants, spell(x))
     if kind == "train":
         count = jax.ShapeDtypeStruct((), jnp.float32)
@@ -303,8 +316,8 @@ def jax_text(name: str, kind: str, dtype: torch.dtype) -> str:
     return function.trace(*args).lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
 
 
-def our_text(name: str, kind: str, dtype: torch.dtype) -> str:
-    model, x, targets = torch_model(name, dtype)
+def our_text(name: str, kind: str, dtype: torch.dtype, layers: int | None) -> str:
+    model, x, targets = torch_model(name, dtype, layers)
     if kind == "forward":
         for parameter in model.parameters():
             parameter.requires_grad_(False)
@@ -314,41 +327,68 @@ def our_text(name: str, kind: str, dtype: torch.dtype) -> str:
 
 
 # ---- measures -------------------------------------------------------------------------------------------------------
-def measures(text: str, place: str, flags: dict[str, Any]) -> tuple[dict[str, float], Counter[str], float]:
-    """The numbers of a program, its cycles by kind of operation, and the seconds that its compile took."""
+def cached(text: str, place: str, flags: dict[str, Any]) -> Path:
+    """Where the numbers of a program lie: their name depends on the program, its options and libtpu's version."""
+    key = json.dumps([text, place, flags, metadata.version("libtpu")])
+    return CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+
+
+def measures(text: str, place: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a program, and the cycles and bytes of each of its operations; from the cache if it has them."""
+    kept = cached(text, place, flags)
+    if (kept / "numbers.json").exists():
+        return json.loads((kept / "numbers.json").read_text())
     slice_ = topology.parse(place)
     start = time.perf_counter()
     compiled = topology.describe(slice_).compile(text, flags)
     seconds = time.perf_counter() - start
     stats, xla = compiled.memory_stats(), compiled.cost_analysis()
-    found = operations(hlo.read(compiled.optimized_program()), CHIPS[slice_.generation])
-    kinds: Counter[str] = Counter()
-    for o in found:
-        kinds[f"{o.opcode} of {o.origin.split(' (')[0].split('/')[-1]}"] += o.cycles
+    optimised = compiled.optimized_program()
+    found = operations(hlo.read(optimised), CHIPS[slice_.generation])
     numbers = {
         "flops": xla["flops"],
         "bytes": xla["bytes accessed"],
         "temporary": stats["temporaries"],
         "cycles": sum(o.cycles for o in found),
         "aliased": stats["aliased"],
+        "arguments": stats["arguments"],
+        "seconds": seconds,
+        "operations": [[o.opcode, o.origin.split(" (")[0], o.shape, o.cycles, o.bytes] for o in found],
     }
-    return numbers, kinds, seconds
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / "program.mlir.gz").write_bytes(gzip.compress(text.encode(), 3))
+    (kept / "optimised.pb.gz").write_bytes(gzip.compress(optimised, 3))
+    (kept / "numbers.json").write_text(json.dumps(numbers))
+    return numbers
 
 
-def compare(name: str, kind: str, dtype: str, place: str, listed: bool) -> None:
+def kinds(numbers: dict[str, Any]) -> Counter[str]:
+    """Cycles by kind of operation."""
+    found: Counter[str] = Counter()
+    for opcode, origin, _, cycles, _ in numbers["operations"]:
+        found[f"{opcode} of {origin.split('/')[-1]}"] += cycles
+    return found
+
+
+def compare(name: str, kind: str, dtype: str, place: str, layers: int | None, listed: bool) -> None:
     numeric = getattr(torch, dtype)
-    ours, our_kinds, our_seconds = measures(our_text(name, kind, numeric), place, dict(xla_options.full_flags()))
-    theirs, their_kinds, their_seconds = measures(jax_text(name, kind, numeric), place, {})
-    title = f"{name} {kind} {dtype} {place}"
-    print(f"== {title}: compiled in {our_seconds:.0f} and {their_seconds:.0f} s", flush=True)
+    title = f"{name} {kind} {dtype} {place}" + (f" {layers} layers" if layers and name in DECODERS else "")
+    sides = []
+    for side, write, flags in (("ours", our_text, dict(xla_options.full_flags())), ("JAX's", jax_text, {})):
+        text = write(name, kind, numeric, layers)
+        sides.append(measures(text, place, flags))
+        shown = f"{sides[-1]['seconds']:.0f} s, {cached(text, place, flags).name}"
+        print(f"== {title}: {side} compiled in {shown}", flush=True)
+    ours, theirs = sides
     for key, most in MOST.items():
         a, b = ours[key], theirs[key]
         row(f"{title} {key}", f"{a:.4g} / {b:.4g}", a / b if b else math.nan, most)
     row(f"{title} aliased", f"{ours['aliased']:.4g} / {theirs['aliased']:.4g}")
     if listed:
-        for side, kinds in (("ours", our_kinds), ("JAX's", their_kinds)):
-            for label, cycles in kinds.most_common(25):
+        for side, numbers in (("ours", ours), ("JAX's", theirs)):
+            for label, cycles in kinds(numbers).most_common(25):
                 print(f"    {side:6} {cycles / theirs['cycles']:7.2%}  {label}")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -357,13 +397,14 @@ def main() -> None:
     parser.add_argument("--kinds", default="forward,train")
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--topologies", default="v6e")
+    parser.add_argument("--layers", type=int, help="of the decoders, instead of 12 and 16: layers repeat")
     parser.add_argument("--operations", action="store_true", help="cycles by kind of operation")
     chosen = parser.parse_args()
-    for place in chosen.topologies.split(","):
-        for name in chosen.models.split(","):
-            for dtype in chosen.dtypes.split(","):
-                for kind in chosen.kinds.split(","):
-                    compare(name, kind, dtype, place, chosen.operations)
+    for place, name, dtype, kind in itertools.product(
+        *(getattr(chosen, part).split(",") for part in ("topologies", "models", "dtypes", "kinds"))
+    ):
+        if name != "llama" or dtype == "bfloat16":
+            compare(name, kind, dtype, place, chosen.layers, chosen.operations)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Scaled dot-product attention, ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` without gradients.
 
-Scores, softmax and sums are float32 for the half types. Grouped queries (more query heads than key heads) fold each
-group into the rows of its key head, so that keys and values are never repeated.
+Scores, softmax and sums are float32 for the half types. With grouped queries (more query heads than key heads) each
+group counts as rows of its key head, so that keys and values are never repeated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, tracer
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, for_cpu, tracer
 from torch_tpu.lowering.precision import product
 from torch_tpu.lowering.reduction import largest, total_of_stored
 from torch_tpu.lowering.registry import lower
@@ -24,15 +24,31 @@ from torch_tpu.stablehlo import ops as hlo
 _NEGATIVE_INFINITY = float("-inf")
 
 
-def _rows_by_columns(x: Value, y: Value, contract: tuple[int, int]) -> Value:
-    """A product over the two leading batch dimensions, unrounded."""
-    sides = ((contract[0],), (contract[1],))
-    return product(x, y, contract=sides, batch=((0, 1), (0, 1)), dtype=compute_dtype(x.dtype))
+def _product(x: Value, y: Value, over: int, dtype: torch.dtype | None = None) -> Value:
+    """Sums the last dimension of ``x`` with dimension ``over`` of ``y``, for each batch and head; unrounded."""
+    dtype = dtype or compute_dtype(x.dtype)
+    return product(x, y, contract=((x.ndim - 1,), (over,)), batch=((0, 1), (0, 1)), dtype=dtype)
 
 
-def _last(v: Value, combine: str) -> Value:
-    """Reduces the last dimension and keeps it as a size of one."""
-    return largest(v, [v.ndim - 1], keepdim=True) if combine == "max" else total_of_stored(v, [v.ndim - 1])
+def _over_rows(x: Value, y: Value) -> Value:
+    """Sums the rows of folded ``x`` and ``y``, for each batch and head; unrounded."""
+    rows = range(2, x.ndim - 1)
+    return product(x, y, contract=(rows, rows), batch=((0, 1), (0, 1)), dtype=compute_dtype(x.dtype))
+
+
+def _sum(v: Value) -> Value:
+    """Of the last dimension, which stays as a size of one."""
+    return total_of_stored(v, [v.ndim - 1])
+
+
+def _exponentials(s: Value) -> Value:
+    """``exp(s - top)`` for the greatest score of each row; a row of nothing but -inf gives zeros.
+
+    ``top`` is finite because the maximum starts from a finite number. A select behind it would do the same, but keep
+    XLA from fusing the product, the maximum and the exponentials: on TPU the scores would be computed twice.
+    """
+    top = largest(s, [s.ndim - 1], keepdim=True, least=torch.finfo(s.dtype).min)
+    return hlo.exponential(s - hlo.broadcast_to(top, s.shape))
 
 
 @dataclass(frozen=True)
@@ -51,8 +67,15 @@ class Dropout:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """A fact about the logarithm of the sums: the softmax that they belong to, before dropout."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
 class Attention:
-    """One attention problem with folded groups: queries ``[B, H, G L, E]``, keys and values ``[B, H, S, E]``."""
+    """One attention problem with queries as :func:`fold` gives them, keys and values ``[B, H, S, E]``."""
 
     query: Value
     key: Value
@@ -73,7 +96,7 @@ class Attention:
         return Attention(fold(query, key.shape[1]), key, value, bias, scale, causal, full)
 
     def scores(self) -> Value:
-        s = _rows_by_columns(self.query, self.key, (3, 3))
+        s = _product(self.query, self.key, 3)
         s = hlo.reshape(self.scaled(s), self.full)
         if self.bias is not None:
             s = self.masked(s, self.bias)
@@ -116,9 +139,17 @@ def _summed(x: Value, heads: int) -> Value:
 
 
 def fold(x: Value, heads: int) -> Value:
-    """``[B, G H, L, E]`` as ``[B, H, G L, E]``."""
-    batch, _, length, width = x.shape
-    return hlo.reshape(x, (batch, heads, x.shape[1] * length // max(heads, 1), width))
+    """``[B, G H, L, E]`` as ``[B, H, G, L, E]``, of which a CPU's kernels want ``[B, H, G L, E]``.
+
+    To make one dimension of two costs a TPU a copy where the two are apart in memory, as heads and rows are.
+    """
+    batch, all_heads, length, width = x.shape
+    if for_cpu() or heads in (0, all_heads):
+        return hlo.reshape(x, (batch, heads, all_heads * length // max(heads, 1), width))
+    parts = (heads, all_heads // heads)
+    if x.transpose_of is not None and x.transpose_of[1] == (0, 2, 1, 3):  # a product takes the operand of a transpose
+        return hlo.transpose(hlo.reshape(x.transpose_of[0], (batch, length, *parts, width)), (0, 2, 3, 1, 4))
+    return hlo.reshape(x, (batch, *parts, length, width))
 
 
 def _attention_meta(query: Tensor, key: Tensor, value: Tensor, bias: Any = None, *rest: Any, **named: Any) -> Any:
@@ -139,12 +170,13 @@ def attention(
     """Output, and the log of each row's sum of exponentials for the backward pass. A row without keys gives zeros."""
     a = Attention.of(query, key, value, bias, scale, causal)
     s = a.scores()
-    top = _last(s, "max")
-    top = hlo.select(hlo.compare(top, _NEGATIVE_INFINITY, "EQ"), hlo.full_like(top, 0), top)
-    e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
-    mass = _last(e, "sum")
-    logsumexp = hlo.squeeze(top + hlo.log(mass), [-1])
-    weights = hlo.divide(e, hlo.broadcast_to(hlo.select(hlo.compare(mass, 0, "EQ"), 1, mass), e.shape))
+    e = _exponentials(s)
+    mass = hlo.maximum(_sum(e), 1)  # the greatest score adds exp(0) = 1
+    # Another maximum than that of the exponentials, which XLA would not fuse with them if it had another use.
+    top = hlo.maximum(largest(s, [s.ndim - 1], keepdim=True), torch.finfo(s.dtype).min)
+    logsumexp = hlo.convert(hlo.squeeze(top + hlo.log(mass), [-1]), torch.float32)
+    weights = hlo.divide(e, hlo.broadcast_to(mass, e.shape))
+    logsumexp.fact = Weights(weights)
     zero = hlo.constant(0, torch.int64)
     seed, offset = zero, zero
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):
@@ -154,9 +186,9 @@ def attention(
             hlo.bitcast_convert(hlo.reshape(hlo.slice_dim(dropout.state, 0, i, i + 1), ()), torch.int64)
             for i in range(2)
         )
-    out = _rows_by_columns(a.folded(hlo.convert(weights, value.dtype)), a.value, (3, 2))
-    out = hlo.reshape(hlo.convert(out, query.dtype), (*query.shape[:-1], value.shape[-1]))
-    return [out, hlo.convert(logsumexp, torch.float32), None, None, None, None, seed, offset, None]
+    out = _product(a.folded(hlo.convert(weights, value.dtype)), a.value, 2, query.dtype)
+    out = hlo.reshape(out, (*query.shape[:-1], value.shape[-1]))
+    return [out, logsumexp, None, None, None, None, seed, offset, None]
 
 
 def _reserve(shape: Shape) -> Value:
@@ -180,30 +212,35 @@ def attention_backward(
     logsumexp: Value, cum_q: None, cum_k: None, max_q: int, max_k: int, dropout_p: Scalar, causal: bool, seed: Value,
     offset: Value, *, scale: Scalar | None = None,
 ) -> list[Value | None]:  # fmt: skip
-    """Recomputes the weights from ``logsumexp`` (Dao et al. 2022, arXiv:2205.14135, appendix B)."""
+    """The weights are those of the forward pass if the program has it.
+
+    Else they are computed again from ``logsumexp`` (Dao et al. 2022, arXiv:2205.14135, appendix B).
+    """
     a = Attention.of(query, key, value, bias, scale, causal)
-    s, go = a.scores(), a.folded(_four(grad))
-    lse = hlo.expand_dims(hlo.convert(logsumexp, s.dtype), [-1])
-    none = hlo.compare(lse, _NEGATIVE_INFINITY, "EQ")
-    lse = hlo.select(none, hlo.full_like(lse, float("inf")), lse)
-    weights = hlo.exponential(s - hlo.broadcast_to(lse, s.shape))
-    by_weight = hlo.reshape(_rows_by_columns(go, a.value, (3, 3)), a.full)
+    go = a.folded(_four(grad))
+    if isinstance(logsumexp.fact, Weights) and not for_cpu():
+        weights = logsumexp.fact.value
+    else:
+        s = a.scores()
+        lse = hlo.expand_dims(hlo.convert(logsumexp, s.dtype), [-1])
+        weights = hlo.exponential(s - hlo.broadcast_to(lse, s.shape))
+    by_weight = hlo.reshape(_product(go, a.value, 3), a.full)
     dropped = weights
     if not (isinstance(dropout_p, int | float) and dropout_p == 0):
         dropout = Dropout(dropout_p, _state(seed, offset))
         dropped, by_weight = dropout(weights), dropout(by_weight)
-    mean = _last(hlo.convert(_four(grad), s.dtype) * hlo.convert(_four(out), s.dtype), "sum")
-    by_score = weights * (by_weight - hlo.broadcast_to(mean, s.shape))
+    mean = _sum(hlo.convert(_four(grad), weights.dtype) * hlo.convert(_four(out), weights.dtype))
+    by_score = weights * (by_weight - hlo.broadcast_to(mean, weights.shape))
     narrow = a.folded(hlo.convert(by_score, query.dtype))
     finish = lambda x, like: hlo.reshape(hlo.convert(x, like.dtype), like.shape)  # noqa: E731
     per_head = lambda x, like: finish(_summed(x, _four(like).shape[1]), like)  # noqa: E731
     grads: list[Value | None] = [None] * 4
     if mask[0]:
-        grads[0] = finish(a.scaled(_rows_by_columns(narrow, a.key, (3, 2))), query)
+        grads[0] = finish(a.scaled(_product(narrow, a.key, 2)), query)
     if mask[1]:
-        grads[1] = per_head(a.scaled(_rows_by_columns(narrow, a.query, (2, 2))), key)
+        grads[1] = per_head(a.scaled(_over_rows(narrow, a.query)), key)
     if mask[2]:
-        grads[2] = per_head(_rows_by_columns(a.folded(hlo.convert(dropped, value.dtype)), go, (2, 2)), value)
+        grads[2] = per_head(_over_rows(a.folded(hlo.convert(dropped, value.dtype)), go), value)
     if mask[3] and bias is not None:
         grads[3] = hlo.convert(_sum_to(by_score, bias.shape), bias.dtype)
     return grads
@@ -255,11 +292,9 @@ def multi_head_attention(
     s = a.scores()
     if mask is not None:
         s = hlo.select(_hidden(mask, mask_type, s.shape), _NEGATIVE_INFINITY, s)
-    top = _last(s, "max")
-    top = hlo.select(hlo.compare(top, _NEGATIVE_INFINITY, "EQ"), hlo.full_like(top, 0), top)
-    e = hlo.exponential(s - hlo.broadcast_to(top, s.shape))
-    weights = hlo.convert(hlo.divide(e, hlo.broadcast_to(_last(e, "sum"), e.shape)), query.dtype)
-    context = hlo.convert(_rows_by_columns(weights, v, (3, 2)), query.dtype)
+    e = _exponentials(s)
+    weights = hlo.convert(hlo.divide(e, hlo.broadcast_to(_sum(e), e.shape)), query.dtype)
+    context = _product(weights, v, 2, query.dtype)
     context = hlo.reshape(hlo.transpose(context, (0, 2, 1, 3)), query.shape)
     out = _linear(context, out_weight, out_bias)
     if not need_weights:
@@ -272,8 +307,8 @@ def multi_head_attention(
 
 def _layer_norm(x: Value, weight: Value, bias: Value, eps: Scalar) -> Value:
     wide = hlo.convert(x, compute_dtype(x.dtype))
-    centered = wide - hlo.broadcast_to(_last(wide, "sum") * (1 / x.shape[-1]), x.shape)
-    variance = _last(centered * centered, "sum") * (1 / x.shape[-1])
+    centered = wide - hlo.broadcast_to(_sum(wide) * (1 / x.shape[-1]), x.shape)
+    variance = _sum(centered * centered) * (1 / x.shape[-1])
     y = centered * hlo.broadcast_to(hlo.rsqrt(variance + as_value(eps, variance.dtype, variance.shape)), x.shape)
     weight, bias = (hlo.broadcast_to(hlo.convert(v, y.dtype), y.shape) for v in (weight, bias))
     return hlo.convert(y * weight + bias, x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -32,6 +33,18 @@ def row_major(x: Value) -> Value:
     order = f"[dense<[{', '.join(map(str, reversed(range(x.ndim))))}]> : tensor<{x.ndim}xindex>]"
     attributes = f'backend_config = "", operand_layouts = {order}, result_layouts = {order}'
     return hlo.custom_call("LayoutConstraint", [x], [x.type], attributes)[0]
+
+
+def unmerged(x: Value) -> Value:
+    """The rows of a matrix in the dimensions that they had before a reshape made them one; else ``x``.
+
+    XLA lays such dimensions out as their neighbours want them. To merge two that are apart in memory costs a copy.
+    """
+    source = x.reshape_of
+    if source is None or x.ndim != 2 or for_cpu() or not x.numel:
+        return x
+    lead = next((k for k in range(2, source.ndim) if math.prod(source.shape[:k]) == x.shape[0]), 0)
+    return hlo.reshape(source, (*source.shape[:lead], x.shape[1])) if lead else x
 
 
 def as_value(x: Scalar, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
@@ -105,4 +118,5 @@ __all__ = [
     "lowest",
     "magnitude",
     "tracer",
+    "unmerged",
 ]

@@ -13,6 +13,7 @@ from torch_tpu.lowering.indexing import read_along
 from torch_tpu.lowering.reduction import average, spread, total
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.scan import scan
+from torch_tpu.lowering.softmax import LogSoftmax, OneHot
 from torch_tpu.stablehlo import Type, Value
 from torch_tpu.stablehlo import ops as hlo
 
@@ -105,10 +106,14 @@ def _is_class(index: Value, shape: Sequence[int], c: int) -> Value:
 def _chosen(x: Value, index: Value, c: int) -> Value:
     """The entry of ``x`` at ``index``, which has one class, of dimension ``c``. What is no class gives any number.
 
-    By a mask, a TPU reads ``x`` once, where a gather of single elements costs four passes in re-layout.
+    By a mask, a TPU reads ``x`` once, where a gather of single elements costs four passes in re-layout. Of a
+    log-softmax the difference is taken afterwards: the sum of exponentials, which reads the same, is made in this pass.
     """
     if for_cpu():
         return read_along(x, c, hlo.clamp(0, index, max(x.shape[c] - 1, 0)))
+    fact = x.fact
+    if isinstance(fact, LogSoftmax) and fact.dims == [c]:
+        return _chosen(fact.shifted, index, c) - fact.log_mass
     return total(hlo.select(_is_class(index, x.shape, c), x, 0), [c], keepdim=True)
 
 
@@ -176,7 +181,10 @@ def nll_loss_backward(
         grad = hlo.divide(grad, total_weight)
     grad = hlo.reshape(grad, w.shape if grad.numel == w.numel else (1,) * x.ndim)
     scale = hlo.select(hlo.compare(w, 0, "EQ"), 0, -(w * spread(grad, w)))
-    return hlo.convert(hlo.select(_is_class(index, x.shape, _classes(x)), spread(scale, x), 0), result[0].dtype)
+    c = _classes(x)
+    gradient = hlo.select(_is_class(index, x.shape, c), spread(scale, x), 0)
+    gradient.fact = OneHot(scale, [c])
+    return hlo.convert(gradient, result[0].dtype)
 
 
 # ---- margin losses --------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value, compute_dtype
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, for_cpu, unmerged
 from torch_tpu.lowering.precision import matmul, product
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
@@ -37,7 +37,14 @@ def blend(base: Value, update: Value, beta: Scalar, alpha: Scalar, dtype: torch.
 
 @lower("mm", "bmm")
 def mm(x: Value, y: Value) -> Value:
-    return matmul(x, y)
+    if x.transpose_of is not None and x.ndim == 2:  # the gradient of a linear layer's weight sums over its rows
+        left, right = unmerged(x.transpose_of[0]), unmerged(y)
+        if left.ndim == right.ndim > 2 and left.shape[:-1] == right.shape[:-1]:
+            return product(left, right, contract=(range(left.ndim - 1), range(left.ndim - 1)))
+    rows = unmerged(x)
+    if rows is x:
+        return matmul(x, y)
+    return hlo.reshape(product(rows, y, contract=((rows.ndim - 1,), (0,))), (x.shape[0], y.shape[1]))
 
 
 @lower("mm.dtype", "bmm.dtype")
@@ -47,6 +54,14 @@ def mm_dtype(x: Value, y: Value, dtype: torch.dtype) -> Value:
 
 @lower("addmm", "baddbmm")
 def addmm(base: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
+    if base.ndim == 1 and y.ndim == 2:  # a linear layer
+        rows = unmerged(x)
+        # On a TPU the product is rounded before the bias is added: XLA moves what follows a product into the next one,
+        # and what is left between them in memory would be float32.
+        rounded = x.dtype == torch.bfloat16 and not for_cpu() and _is_number(alpha, 1) and _is_number(beta, 1)
+        dtype = x.dtype if rounded else _accumulator(x.dtype)
+        z = product(rows, y, contract=((rows.ndim - 1,), (0,)), dtype=dtype)
+        return hlo.reshape(blend(base, z, beta, alpha, x.dtype), (x.shape[0], y.shape[1]))
     return blend(base, matmul(x, y, _accumulator(x.dtype)), beta, alpha, x.dtype)
 
 

@@ -283,17 +283,17 @@ def scaled(x: Value, factor: Scalar) -> Value:
     return x * as_value(factor, x.dtype, x.shape)
 
 
-@lower("add.Tensor", promote=Promotion.DEFAULT)
+@lower("add.Tensor", promote=Promotion.DEFAULT, once=True)
 def add(x: Value, y: Value, *, alpha: Scalar = 1) -> Value:
     return hlo.add(x, scaled(y, alpha))
 
 
-@lower("sub.Tensor", promote=Promotion.DEFAULT)
+@lower("sub.Tensor", promote=Promotion.DEFAULT, once=True)
 def sub(x: Value, y: Value, *, alpha: Scalar = 1) -> Value:
     return hlo.subtract(x, scaled(y, alpha))
 
 
-@lower("rsub.Tensor", promote=Promotion.DEFAULT)
+@lower("rsub.Tensor", promote=Promotion.DEFAULT, once=True)
 def rsub(x: Value, y: Value, *, alpha: Scalar = 1) -> Value:
     return hlo.subtract(y, scaled(x, alpha))
 
@@ -308,7 +308,7 @@ def _number(y: Scalar, like: Value) -> Value:
     return as_value(y, like.dtype, like.shape)
 
 
-@lower("mul.Tensor", "mul.Scalar", promote=Promotion.DEFAULT)
+@lower("mul.Tensor", "mul.Scalar", promote=Promotion.DEFAULT, once=True)
 def mul(x: Value, y: Value) -> Value:
     return hlo.multiply(x, y)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from torch_tpu.lowering.common import compute_dtype, lowest, tracer
+from torch_tpu.lowering.common import compute_dtype, for_cpu, lowest, tracer
 from torch_tpu.lowering.registry import lower
 from torch_tpu.lowering.taps import Row, as_rows, resample, scatter_sum, transposed, windows
 from torch_tpu.stablehlo import Shape, Type, Value
@@ -70,6 +70,14 @@ class Window:
 
 
 # ---- maximum -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Maxima:
+    """A fact: the value says where the greatest elements of the windows of ``x`` are."""
+
+    x: Value
+    window: Window
+
+
 def _larger(left: Sequence[Value], right: Sequence[Value]) -> list[Value]:
     """The larger of two (value, position) pairs: of equals the first in memory, of NaN the last, as PyTorch scans."""
     (a, i), (b, j) = left, right
@@ -98,7 +106,11 @@ def max_pool(
     window = Window.of(rank, kernel, stride, padding, dilation, x.shape, out)
     wide = hlo.convert(x, compute_dtype(x.dtype))
     values, at = window.reduce([wide, _positions(x.shape, rank)], [lowest(x.dtype), _LAST_INDEX], _larger)
-    return [hlo.convert(values, x.dtype), hlo.convert(at, torch.int64)]
+    values, at = hlo.convert(values, x.dtype), hlo.convert(at, torch.int64)
+    if not for_cpu():  # two reductions: of a compiled model nobody reads the positions, and the pairs are dear
+        values = window.reduce([x], [lowest(x.dtype)], lambda a, b: [hlo.maximum(a[0], b[0])])[0]
+        at.fact = Maxima(x, window)
+    return [values, at]
 
 
 def max_pool_backward(grad: Value, x: Value, window: Window, at: Value) -> Value:
@@ -106,6 +118,8 @@ def max_pool_backward(grad: Value, x: Value, window: Window, at: Value) -> Value
     wide = hlo.convert(grad, compute_dtype(grad.dtype))
     if 0 in grad.shape or 0 in x.shape:
         return hlo.full_like(x, 0)
+    if at.fact == Maxima(x, window) and set(window.dilation) == {1}:
+        return _selected(grad, x, window)
     if math.prod(window.kernel) > MOST_TAPS:
         return _scattered(grad, x, window.rank, at)
     rest, lead, tap = hlo.convert(at, torch.int32), x.ndim - window.rank, hlo.constant(0, torch.int32, at.shape)
@@ -121,6 +135,16 @@ def max_pool_backward(grad: Value, x: Value, window: Window, at: Value) -> Value
         total = part if total is None else total + part
     assert total is not None
     return hlo.convert(total, x.dtype)
+
+
+def _selected(grad: Value, x: Value, window: Window) -> Value:
+    """The same without positions: XLA looks for the maxima again."""
+    lead = x.ndim - window.rank
+    return hlo.select_and_scatter(
+        x, grad, 0, lambda a, b: hlo.not_(hlo.or_(hlo.compare(b, a, "GT"), hlo.compare(b, b, "NE"))), hlo.add,
+        window=(*(1,) * lead, *window.kernel), strides=(*(1,) * lead, *window.stride),
+        padding=(*((0, 0),) * lead, *window.pads()),
+    )  # fmt: skip
 
 
 def _spread(part: Value, window: Window, offsets: Sequence[int]) -> Value:

@@ -47,6 +47,9 @@ def served(x: Value, y: Value, multiply: Callable[..., Value], dtype: torch.dtyp
         run = lambda a, b: multiply(a, b, dtype=torch.float32, precision=ATTRIBUTE[precision])  # noqa: E731
         product = _passes(x, y, run, precision) if precision != "highest" and tracer().emulate_precision else run(x, y)
         return hlo.convert(product, result)
+    if x.dtype == result == torch.bfloat16 and not for_cpu():
+        # A TPU accumulates in float32 whatever the result; what feeds a product that is rounded apart is not fused.
+        return multiply(x, y, dtype=result, precision="DEFAULT")
     if x.dtype.itemsize < 4 and x.dtype.is_floating_point:
         return hlo.convert(multiply(x, y, dtype=torch.float32, precision="DEFAULT"), result)
     if x.dtype.itemsize < 4 and not x.dtype.is_complex:  # small integers: a wider sum wraps to the same residue

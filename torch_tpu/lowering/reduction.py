@@ -23,6 +23,7 @@ from torch_tpu.lowering.common import (
     highest,
     lowest,
     magnitude,
+    unmerged,
 )  # fmt: skip
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
@@ -111,9 +112,9 @@ def product(x: Value, dims: Sequence[int]) -> Value:
     return _fold(x, 1, dims, hlo.multiply, False)
 
 
-def largest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-    """Maximum; NaN wins."""
-    return _fold(x, lowest(x.dtype), dims, greater, keepdim)
+def largest(x: Value, dims: Sequence[int], keepdim: bool = False, least: Number | None = None) -> Value:
+    """Maximum, of ``least`` as well; NaN wins."""
+    return _fold(x, lowest(x.dtype) if least is None else least, dims, greater, keepdim)
 
 
 def smallest(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
@@ -147,8 +148,12 @@ def _shaped(y: Value, result: Type) -> Value:
 
 def _reduced(x: Value, dims: Dims, result: Type, reduction: Reduction) -> Value:
     """``reduction`` computed in the opmath of the result's dtype."""
+    over: Sequence[int] = canonical_dims(dims, x.ndim)
+    rows = unmerged(x)
+    if rows is not x and tuple(over) == (0,):
+        x, over = rows, range(rows.ndim - 1)
     x = hlo.convert(x, compute_dtype(result.dtype))
-    return _shaped(reduction(x, canonical_dims(dims, x.ndim)), result)
+    return _shaped(reduction(x, over), result)
 
 
 # ---- sums, products, extrema ----------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Rule:
         single: Names of numbers that an element-wise rule gets as they are, where it gets others as operands.
         classes: Which of its numbers are NaN, negative, zero, below one, one, above one is part of the program: it
             refuses some of them, or has another form for them.
+        once: A sum, difference or product of two operands: bfloat16 ones give what rounding the float32 result gives.
         mutates: Arguments that the operator changes though its schema does not say so (running statistics); their new
             values follow the results.
         meta: In place of PyTorch's meta kernel where that speaks for another device alone; called without ``out=``.
@@ -49,6 +50,7 @@ class Rule:
     runtime: frozenset[str] = frozenset()
     single: frozenset[str] = frozenset()
     classes: bool = False
+    once: bool = False
     mutates: tuple[str, ...] = ()
     meta: Callable[..., Any] | None = None
     keywords: frozenset[str] = field(default_factory=frozenset)
@@ -67,6 +69,7 @@ def lower(
     runtime: tuple[str, ...] = (),
     single: tuple[str, ...] = (),
     classes: bool = False,
+    once: bool = False,
     mutates: tuple[str, ...] = (),
     meta: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -78,8 +81,8 @@ def lower(
         if not str(getattr(function, "__module__", "")).startswith("torch_tpu."):
             _foreign.update(marshal.dumps(getattr(function, "__code__", None)))
         rule = Rule(
-            function, promote, promoted, frozenset(static), frozenset(runtime), frozenset(single), classes, mutates,
-            meta, keywords,
+            function, promote, promoted, frozenset(static), frozenset(runtime), frozenset(single), classes, once,
+            mutates, meta, keywords,
         )  # fmt: skip
         for name in names:
             if name in _rules:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from torch_tpu.lowering.common import compute_dtype
@@ -20,9 +22,29 @@ def softmax_of(x: Value, dims: list[int]) -> Value:
     return hlo.divide(e, spread(total_of_stored(e, dims), x))
 
 
+@dataclass(frozen=True)
+class LogSoftmax:
+    """A fact: the value is ``shifted - log_mass`` along ``dims``."""
+
+    shifted: Value
+    log_mass: Value
+    dims: list[int]
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """A fact: along ``dims`` the value is zero but for one element, which is ``height``."""
+
+    height: Value
+    dims: list[int]
+
+
 def log_softmax_of(x: Value, dims: list[int]) -> Value:
     shifted = x - spread(largest(x, dims, keepdim=True), x)
-    return shifted - spread(hlo.log(total(hlo.exponential(shifted), dims, keepdim=True)), x)
+    log_mass = hlo.log(total(hlo.exponential(shifted), dims, keepdim=True))
+    y = shifted - spread(log_mass, x)
+    y.fact = LogSoftmax(shifted, log_mass, dims)
+    return y
 
 
 @lower("_softmax")
@@ -42,8 +64,9 @@ def safe_softmax(x: Value, dim: int, dtype: torch.dtype | None = None, *, result
     """Softmax whose rows of nothing but -inf are 0."""
     x = hlo.convert(x, compute_dtype(result[0].dtype))
     dims = _axis(x, dim)
-    empty = hlo.compare(largest(x, dims, keepdim=True), float("-inf"), "EQ")
-    return hlo.convert(hlo.select(spread(empty, x), 0, softmax_of(x, dims)), result[0].dtype)
+    e = hlo.exponential(x - spread(largest(x, dims, keepdim=True, least=torch.finfo(x.dtype).min), x))
+    mass = hlo.maximum(total_of_stored(e, dims), 1)  # the greatest adds exp(0) = 1, where there is one
+    return hlo.convert(hlo.divide(e, spread(mass, x)), result[0].dtype)
 
 
 def _softmax_gradient(g: Value, y: Value, dims: list[int]) -> Value:
@@ -64,8 +87,10 @@ def log_softmax_backward(
 ) -> Value:
     dtype = compute_dtype(grad.dtype)
     grad, output = hlo.convert(grad, dtype), hlo.convert(output, dtype)
-    sum_ = spread(total(grad, _axis(output, dim), keepdim=True), output)
-    return hlo.convert(grad - hlo.exponential(output) * sum_, result[0].dtype)
+    dims = _axis(output, dim)
+    known = grad.fact.height if isinstance(grad.fact, OneHot) and grad.fact.dims == dims else None
+    sum_ = total(grad, dims, keepdim=True) if known is None else known
+    return hlo.convert(grad - hlo.exponential(output) * spread(sum_, output), result[0].dtype)
 
 
 def _mask_like(mask: Value, x: Value, mask_type: int | None) -> Value:

@@ -273,7 +273,12 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
         return x
     if math.prod(shape) != x.numel:
         raise TypeError(f"reshape from {x.type} to {shape} changes the number of elements.")
-    return current().op("reshape", [x], Type(shape, x.dtype))
+    source = x if x.reshape_of is None else x.reshape_of
+    if shape == source.shape:
+        return source
+    y = current().op("reshape", [source], Type(shape, x.dtype))
+    y.reshape_of = source
+    return y
 
 
 def transpose(x: Value, permutation: Sequence[int]) -> Value:

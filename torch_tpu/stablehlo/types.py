@@ -76,7 +76,7 @@ class Value:
     Rules that need PyTorch's promotion and broadcasting declare it at registration instead.
     """
 
-    __slots__ = ("dtype", "function", "name", "shape", "transpose_of")
+    __slots__ = ("dtype", "fact", "function", "name", "reshape_of", "shape", "transpose_of")
 
     def __init__(self, name: str, shape: Shape, dtype: torch.dtype, function: Function) -> None:
         self.name = name
@@ -85,6 +85,10 @@ class Value:
         self.function = function
         #: the operand and permutation, if a transpose gave this value
         self.transpose_of: tuple[Value, tuple[int, ...]] | None = None
+        #: the operand, if a reshape gave this value
+        self.reshape_of: Value | None = None
+        #: what the rule that made this value lets other rules of the program know
+        self.fact: object = None
 
     @property
     def type(self) -> Type:

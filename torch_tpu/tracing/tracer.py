@@ -590,7 +590,7 @@ def _call_rule(
         return _invoke(rule, info.inputs, values, result_types, bound)
     promoted = rule.promoted or info.promotable
     inputs = tuple(_promotion_kind(values[n]) for n in promoted if values[n] is not None)
-    compute = _compute_dtype(rule.promote, inputs)
+    compute = torch.bfloat16 if _stays_bfloat16(rule, values, promoted) else _compute_dtype(rule.promote, inputs)
     shape = hlo.broadcast_shapes(*(v.shape for v in values.values() if isinstance(v, Value)))
     for a in info.inputs:
         v = values[a.name]
@@ -607,6 +607,14 @@ def _call_rule(
     if isinstance(result, Value) and result_types and result_types[0] is not None:
         return _narrowed(result, result_types[0].dtype)
     return result
+
+
+def _stays_bfloat16(rule: Rule, values: dict[str, Any], promoted: Sequence[str]) -> bool:
+    """Whether an operation on bfloat16 need not go by float32, in which a TPU would keep its operands for others."""
+    alpha = values.get("alpha", 1)
+    if not rule.once or tracer().emulate_precision or not (isinstance(alpha, int) and alpha == 1):
+        return False
+    return all(isinstance(values[n], Value) and values[n].dtype == torch.bfloat16 for n in promoted)
 
 
 def _narrowed(x: Value, dtype: torch.dtype) -> Value:
