@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch._ops import OpOverload
 
 from tests.conformance import report, tpu
 from tests.conformance.cases import Case
+from tests.conformance.run import Worker
+from tests.conformance.tpu_worker import keep
+from tests.lowering.harness import run
+from torch_tpu.aot import topology
 
 pytest.importorskip("libtpu")
+aten = torch.ops.aten
+
+
+def compiles(op: OpOverload, *args: Any) -> None:
+    """Asserts that libtpu compiles the program for a TPU, and that has the values of PyTorch."""
+    got, plan, _ = run(op, *args, for_tpu=True)
+    torch.testing.assert_close(got[0], op(*args), check_stride=False)
+    topology.describe(topology.parse("v6e")).compile(plan.text)
+
+
+# ---- the sweep ------------------------------------------------------------------------------------------------------
+def test_a_program_that_libtpu_refuses_is_a_failure(tmp_path: Path) -> None:
+    text = """func.func public @main(%a: tensor<4xcomplex<f64>>) -> tensor<4xcomplex<f64>> {
+      %0 = "stablehlo.fft"(%a) {fft_type = #stablehlo<fft_type FFT>, fft_length = array<i64: 4>}
+        : (tensor<4xcomplex<f64>>) -> tensor<4xcomplex<f64>>
+      return %0 : tensor<4xcomplex<f64>>
+    }"""
+    worker = Worker(("tests.conformance.tpu_worker", "compile", str(tmp_path), "v6e"), 60)
+    try:
+        result = worker.run(tpu.Program("fft.fft", keep(tmp_path, text)))
+    finally:
+        worker.close()
+    assert result["status"] == "fail" and "Unexpected operand type for FFT" in result["message"]
 
 
 def test_the_sweep_collects_compiles_and_resumes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +52,8 @@ def test_the_sweep_collects_compiles_and_resumes(tmp_path: Path, capfd: pytest.C
     row = first["operators"]["mm"]
     assert [*row] == ["float32", "int64"] and all(compiled == needed > 0 for compiled, needed in row.values())
     assert first["programs"] == first["compiled"] > 2 and not first["failures"]
+    texts = [gzip.decompress(path.read_bytes()).decode() for path in (tmp_path / "programs").rglob("*.mlir.gz")]
+    assert any("precision DEFAULT" in t for t in texts) and not any("reduce_precision" in t for t in texts)
     capfd.readouterr()
     assert tpu.main(arguments) == 0
     assert "left:" not in capfd.readouterr().err  # nothing is done twice
@@ -47,3 +80,27 @@ def test_a_refused_program_fails_its_case_and_stands_in_the_table() -> None:
 def test_the_checked_in_results_are_complete() -> None:
     kept = json.loads(report.TPU_SUMMARY.read_text())
     assert len(kept["operators"]) > 900 and kept["compiled"] == kept["programs"] > 5000 and not kept["failures"]
+
+
+# ---- kinds of program that a TPU's compiler does not take as the CPU's does -----------------------------------------
+@pytest.mark.parametrize("n", [1, 6, 64, 65, 67, 134, 1000])
+def test_double_precision_transforms(n: int) -> None:
+    """A TPU has no fft of complex128: products with roots of unity, for every kind of length."""
+    torch.manual_seed(0)
+    x = torch.randn(2, n, dtype=torch.complex128)
+    real = torch.randn(2, n, dtype=torch.float64)
+    calls = [
+        (aten._fft_c2c.default, x, [1], 0, True),
+        (aten._fft_c2c.default, x, [0, 1], 1, False),
+        (aten._fft_r2c.default, real, [1], 0, True),
+        (aten._fft_c2r.default, x[:, : n // 2 + 1].contiguous(), [1], 2, n),
+    ]
+    for op, *args in calls:
+        got, plan, _ = run(op, *args, for_tpu=True)
+        torch.testing.assert_close(got[0], op(*args), check_stride=False)
+        assert "stablehlo.fft" not in plan.text
+
+
+def test_double_precision_transforms_compile() -> None:
+    compiles(aten._fft_c2c.default, torch.randn(2, 67, dtype=torch.complex128), [1], 0, True)
+    compiles(aten._fft_c2r.default, torch.randn(2, 4, dtype=torch.complex128), [1], 0, 6)
