@@ -104,3 +104,16 @@ def test_double_precision_transforms(n: int) -> None:
 def test_double_precision_transforms_compile() -> None:
     compiles(aten._fft_c2c.default, torch.randn(2, 67, dtype=torch.complex128), [1], 0, True)
     compiles(aten._fft_c2r.default, torch.randn(2, 4, dtype=torch.complex128), [1], 0, 6)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex64], ids=str)
+def test_scans_of_functions_that_the_compiler_cannot_price(dtype: torch.dtype, dim: int) -> None:
+    """As windows they ended the compiler's process, where it fused a conversion with one."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, 3, dtype=dtype)
+    x[0, 0, 0] = float("-inf") if dtype != torch.complex64 else 1
+    got, plan, _ = run(aten.logcumsumexp.default, x, dim, for_tpu=True)
+    torch.testing.assert_close(got[0], x.logcumsumexp(dim))
+    assert "reduce_window" not in plan.text
+    topology.describe(topology.parse("v6e")).compile(plan.text)
