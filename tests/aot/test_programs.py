@@ -117,3 +117,15 @@ def test_scans_of_functions_that_the_compiler_cannot_price(dtype: torch.dtype, d
     torch.testing.assert_close(got[0], x.logcumsumexp(dim))
     assert "reduce_window" not in plan.text
     topology.describe(topology.parse("v6e")).compile(plan.text)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_of_64_bit_integers(transposed: bool) -> None:
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randint(-(1 << 40), 1 << 40, shape)
+
+    weight = numbers(4, 3, 2, 3) if transposed else numbers(6, 2, 2, 3)
+    arguments = numbers(2, 4, 7, 9), weight, numbers(6), [2, 1], [1, 0], [1, 2], transposed
+    compiles(aten.convolution.default, *arguments, [1 if transposed else 0, 0], 2)
+    if transposed:  # without groups the kernel's dimensions stand in another order
+        compiles(aten.convolution.default, numbers(1, 4, 5), numbers(4, 3, 2), None, [3], [1], [1], True, [2], 1)
