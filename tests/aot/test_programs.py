@@ -107,12 +107,12 @@ def test_double_precision_transforms_compile() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_scans_of_functions_that_the_compiler_cannot_price(dtype: torch.dtype, dim: int) -> None:
     """As windows they ended the compiler's process, where it fused a conversion with one."""
     torch.manual_seed(0)
     x = torch.randn(5, 4, 3, dtype=dtype)
-    x[0, 0, 0] = float("-inf") if dtype != torch.complex64 else 1
+    x[0, 0, 0] = float("-inf")
     got, plan, _ = run(aten.logcumsumexp.default, x, dim, for_tpu=True)
     torch.testing.assert_close(got[0], x.logcumsumexp(dim))
     assert "reduce_window" not in plan.text

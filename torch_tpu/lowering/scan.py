@@ -32,8 +32,11 @@ def scan(x: Value, dim: int, init: Number, combine: Combine) -> Value:
 
 
 def _stepwise(x: Value, dim: int, init: Number, combine: Combine) -> Value:
-    """:func:`scan` in steps that double how far each element has seen, for functions that a TPU has no window for."""
-    if x.ndim == 0 or x.numel == 0 or for_cpu():
+    """:func:`scan` in steps that double how far each element has seen, for functions that a TPU has no window for.
+
+    Not of complex numbers: their whole turns depend on the order, and nothing is converted to or from them.
+    """
+    if x.ndim == 0 or x.numel == 0 or x.dtype.is_complex or for_cpu():
         return scan(x, dim, init, combine)
     dim %= x.ndim
     n, step = x.shape[dim], 1
