@@ -8,7 +8,7 @@ PY_DIRS := torch_tpu tests benchmarks examples setup.py
 # Downloads fail now and then on shared networks: ask again before giving up.
 PIP := $(PY) -m pip install --disable-pip-version-check --retries 10 --timeout 60
 
-.PHONY: venv build test conformance demo bench models lint format clean
+.PHONY: venv build test conformance tpu-compile demo bench models lint format clean
 
 venv: $(VENV)/.installed
 
@@ -39,6 +39,11 @@ test: build
 # ARGS="--ops add,nn.functional.* --dtypes float32" runs a part and leaves the table alone.
 conformance: build
 	$(PY) -m tests.conformance $(or $(ARGS),--table docs/ops.md)
+
+# Every operator's programs through libtpu's compiler for one v6e chip (needs no TPU); an hour, and it goes on where it was
+# stopped. Writes the results that the next table is made with (docs/ops.md: compiles for TPU). ARGS="--ops fft.*" runs a part.
+tpu-compile: build
+	$(PY) -m tests.conformance.tpu $(or $(ARGS),--summary tests/conformance/tpu_compile.json)
 
 demo: build
 	$(PY) examples/train_digits.py --device tpu

@@ -76,11 +76,17 @@ class Outcome(NamedTuple):
     message: str = ""
 
 
-def run(case: Case, limit: int, phase: Phase = lambda name: None, largest: int | None = None) -> Outcome:
-    """Runs one case in this process, float32 matrix products at the CPU's own precision."""
+def run(
+    case: Case,
+    limit: int,
+    phase: Phase = lambda name: None,
+    largest: int | None = None,
+    precision: torch.tpu.Precision = torch.tpu.Precision.HIGHEST,
+) -> Outcome:
+    """Runs one case in this process, float32 matrix products by default at the CPU's own precision."""
     dtype = torch.float32 if case.dtype == NO_DTYPE else getattr(torch, case.dtype)
     try:
-        with torch.tpu.precision(torch.tpu.Precision.HIGHEST):
+        with torch.tpu.precision(precision):
             if case.op in operators.operators():
                 op = operators.operators()[case.op]
                 samples, failures = operators.check(op, dtype, case.kind, limit, phase, largest)

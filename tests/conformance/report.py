@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.conformance.cases import DTYPES, KINDS, NO_DTYPE, Case
@@ -13,7 +15,10 @@ Result = dict[str, Any]
 #: How a kind is written in the table's cells.
 _LETTERS = dict(zip(KINDS, "fioleb2x", strict=True))
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64", "complex64": "c64"}
+_SHORTER = {**_SHORT, "int64": "i64"}
 _GRADIENTS = ("backward", "double_backward")
+#: What ``make tpu-compile`` found (:mod:`tests.conformance.tpu`), checked in.
+TPU_SUMMARY = Path(__file__).with_name("tpu_compile.json")
 
 
 def case_of(result: Result) -> Case:
@@ -66,8 +71,15 @@ def summary(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def table(results: Sequence[Result], samples: int) -> str:
-    """The Markdown text of ``docs/ops.md``, for a run of at most ``samples`` samples a case."""
+def table(results: Sequence[Result], samples: int, tpu: dict[str, Any] | None = None) -> str:
+    """The Markdown text of ``docs/ops.md``.
+
+    Args:
+        results: Of the run.
+        samples: The most of a case in this run.
+        tpu: What compiles for a TPU, by default what is checked in.
+    """
+    tpu = json.loads(TPU_SUMMARY.read_text()) if tpu is None else tpu
     by_case = {case_of(r): r for r in counted(results)}
     names = list(dict.fromkeys(c.op for c in by_case))
     columns = (*DTYPES, NO_DTYPE)
@@ -82,18 +94,25 @@ def table(results: Sequence[Result], samples: int) -> str:
         "| | passed |",
         "|---|---|",
         *(f"| {what} | {share} |" for what, share in totals(results)),
+        *(f"| {what} | {share} |" for what, share in tpu_totals(tpu)),
         "",
         f"Kinds: {legend}. `out` are three forms of `out=` (right size, empty, strided), `layout` non-contiguous,",
         "transposed, shifted and channels-last arguments, `edge` arguments without rows, without columns and without",
         "dimensions.",
         "",
+        "`compiles for TPU` (`make tpu-compile`): the dtypes for which libtpu compiles every program that the operator",
+        f"and its backward pass need (libtpu {tpu['libtpu']}, {tpu['target']}, up to {tpu['samples']} samples",
+        "of each description; nothing is run there); in bold those of which it refuses one. Operators that need no",
+        "program have no dtype.",
+        "",
     ]
     if GAPS:
         lines += ["Declared gaps:", "", *(f"- `{gap.pattern}`: {gap.reason}" for gap in GAPS), ""]
-    lines += ["| operator | " + " | ".join([_SHORT.get(c, c) for c in DTYPES] + ["errors"]) + " |"]
-    lines += ["|---" * (len(columns) + 1) + "|"]
+    lines += ["| operator | " + " | ".join([_SHORT.get(c, c) for c in DTYPES] + ["errors", "compiles for TPU"]) + " |"]
+    lines += ["|---" * (len(columns) + 2) + "|"]
     for name in names:
         cells = [_cell([by_case.get(Case(name, dtype, kind)) for kind in KINDS]) for dtype in columns]
+        cells.append(_tpu_cell(tpu["operators"].get(name, {})))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -105,3 +124,24 @@ def _cell(results: list[Result | None]) -> str:
             letter = _LETTERS[case_of(r).kind]
             letters.append(letter if r["status"] == "pass" else f"**{letter}**")
     return "".join(letters)
+
+
+def tpu_totals(tpu: dict[str, Any]) -> list[tuple[str, str]]:
+    """(what, compiled/all) of pairs of operator and dtype: all, and each dtype."""
+    pairs = [(dtype, *counts) for row in tpu["operators"].values() for dtype, counts in row.items()]
+
+    def share(of: Sequence[tuple[str, int, int]]) -> str:
+        good = sum(compiled == needed for _, compiled, needed in of)
+        return f"{good}/{len(of)} ({100 * good / len(of):.2f}%)"
+
+    dtypes = dict.fromkeys(dtype for dtype, *_ in pairs)
+    return [
+        (f"compiles for TPU {tpu['target']}", share(pairs)),
+        *((f"compiles for TPU {dtype}", share([p for p in pairs if p[0] == dtype])) for dtype in dtypes),
+        ("distinct programs", f"{tpu['compiled']}/{tpu['programs']}"),
+    ]
+
+
+def _tpu_cell(row: dict[str, list[int]]) -> str:
+    names = [(_SHORTER.get(dtype, dtype), compiled == needed) for dtype, (compiled, needed) in row.items()]
+    return " ".join(name if good else f"**{name}**" for name, good in names)

@@ -19,8 +19,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from tests.conformance import cases, report
 from tests.conformance.cases import Case
@@ -30,52 +31,69 @@ ROOT = Path(__file__).resolve().parents[2]
 _CASES_PER_WORKER = 600
 
 
-def fingerprint(limit: int) -> str:
-    """A hash of everything that decides a result: the package, this suite, the number of samples."""
-    digest = hashlib.sha256(str(limit).encode())
-    own = ("cases", "compare", "devices", "modules", "operators", "variants", "worker")
+class Item(Protocol):
+    """What workers are given, a NamedTuple: a :class:`Case`, or a program (:mod:`tests.conformance.tpu`)."""
+
+    @property
+    def op(self) -> str:
+        """The operator: items of one are run by one worker."""
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+
+def fingerprint(settings: object, *others: str) -> str:
+    """A hash of everything that decides a result: the package, this suite and ``others`` of it, the run's settings."""
+    digest = hashlib.sha256(str(settings).encode())
+    own = ("cases", "compare", "devices", "modules", "operators", "variants", "worker", *others)
     files = [*(ROOT / "torch_tpu").rglob("*.py"), *(ROOT / "torch_tpu" / "csrc").rglob("*.*")]
     for path in sorted([*files, *(Path(__file__).with_name(f"{name}.py") for name in own)]):
         digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-class Results:
-    """The file of results."""
+class Results(Generic[ItemT]):
+    """The file of results; ``kind`` makes an item of its fields."""
 
-    def __init__(self, folder: Path, fingerprint: str, any_version: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "results.jsonl"
+    def __init__(self, path: Path, fingerprint: str, any_version: bool, kind: Callable[..., ItemT]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
         self._fingerprint = fingerprint
+        self._kind = kind
         self._lock = threading.Lock()
-        self.known: dict[Case, dict[str, Any]] = {}
+        self.known: dict[ItemT, dict[str, Any]] = {}
         if self.path.exists():
             for line in self.path.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):  # a line that was being written when the run ended
                     result = json.loads(line)
                     if any_version or result["fingerprint"] == fingerprint:
-                        self.known[Case(*result["case"])] = result
+                        self.known[self._kind(*result["case"])] = result
 
     def add(self, result: dict[str, Any]) -> None:
         """Keeps a result, in memory and in the file."""
         result = {**result, "fingerprint": self._fingerprint}
         with self._lock:
-            self.known[Case(*result["case"])] = result
+            self.known[self._kind(*result["case"])] = result
             with self.path.open("a") as file:
                 file.write(json.dumps(result) + "\n")
 
 
 class Worker:
-    """One worker process, started again when it ends."""
+    """One worker process, started again when it ends.
 
-    def __init__(self, limit: int, timeout: float) -> None:
-        self._limit, self._timeout = limit, timeout
+    Args:
+        command: A module that serves (:func:`tests.conformance.worker.serve`), and its arguments.
+        timeout: Seconds for one item.
+    """
+
+    def __init__(self, command: Sequence[str], timeout: float) -> None:
+        self._command, self._timeout = command, timeout
         self._phase = tempfile.NamedTemporaryFile(prefix="torch_tpu-conformance-")  # noqa: SIM115
         self._process: subprocess.Popen[str] | None = None
         self._served = 0
 
-    def run(self, case: Case) -> dict[str, Any]:
-        """The result of one case, also if it ends the process."""
+    def run(self, case: Item) -> dict[str, Any]:
+        """The result of one item, also if it ends the process."""
         start = time.perf_counter()
         process = self._ready()
         assert process.stdin is not None and process.stdout is not None
@@ -97,6 +115,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             hung = True
         self.close()
+        if not hung and process.returncode == 1:  # an exception outside of any case; CONFORMANCE_STDERR=1 shows it
+            raise RuntimeError(f"{' '.join(self._command)} ended with a Python error.")
         if Path(self._phase.name).read_text() != "tpu":
             return "none", f"the CPU {'hangs' if hung else 'crashes'}"
         if hung:
@@ -111,7 +131,8 @@ class Worker:
             self._served = 0
             environment = os.environ | {"TORCH_TPU_CACHE": "0", "TORCH_TPU_QUIET": "1", "OMP_NUM_THREADS": "1"}
             environment["TORCH_TPU_CPU_FALLBACK"] = ""
-            command = [sys.executable, "-m", "tests.conformance.worker", self._phase.name, str(self._limit)]
+            module, *arguments = self._command
+            command = [sys.executable, "-m", module, self._phase.name, *arguments]
             log = subprocess.DEVNULL if "CONFORMANCE_STDERR" not in os.environ else None
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -156,16 +177,17 @@ class Progress:
             print(file=sys.stderr)
 
 
-def run_all(todo: list[Case], results: Results, jobs: int, limit: int, timeout: float) -> None:
-    """Runs the cases in ``jobs`` processes, each operator's in one."""
-    queue: dict[str, list[Case]] = {}
+def run_all(todo: Sequence[ItemT], results: Results[ItemT], jobs: int, timeout: float, command: Sequence[str]) -> None:
+    """Runs the items in ``jobs`` processes of ``command``, each operator's in one."""
+    queue: dict[str, list[ItemT]] = {}
     for case in todo:
         queue.setdefault(case.op, []).append(case)
     shards = iter(queue.values())
     lock, progress = threading.Lock(), Progress(len(todo))
+    broken: list[RuntimeError] = []
 
     def serve() -> None:
-        worker = Worker(limit, timeout)
+        worker = Worker(command, timeout)
         try:
             while True:
                 with lock:
@@ -177,6 +199,8 @@ def run_all(todo: list[Case], results: Results, jobs: int, limit: int, timeout: 
                     results.add(result)
                     with lock:
                         progress.add(result)
+        except RuntimeError as error:
+            broken.append(error)
         finally:
             worker.close()
 
@@ -186,6 +210,8 @@ def run_all(todo: list[Case], results: Results, jobs: int, limit: int, timeout: 
     for thread in threads:
         thread.join()
     progress.finish()
+    for error in broken:
+        raise error
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -215,7 +241,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs what the command line selects; 0 if nothing failed that is not declared, and nothing passed that is."""
     options = _options(arguments)
     wanted = cases.select(options.ops, options.dtypes, options.kinds)
-    results = Results(options.results, fingerprint(options.samples), options.any_version)
+    path = options.results / "results.jsonl"
+    results = Results(path, fingerprint(options.samples), options.any_version, Case)
     if not options.report_only:
 
         def due(case: Case) -> bool:
@@ -225,7 +252,8 @@ def main(arguments: list[str] | None = None) -> int:
             return options.again == "failed" and known["status"] not in ("pass", "none")
 
         todo = [case for case in wanted if due(case)]
-        run_all(todo, results, options.jobs, options.samples, options.timeout)
+        command = ("tests.conformance.worker", str(options.samples))
+        run_all(todo, results, options.jobs, options.timeout, command)
     found = [results.known[case] for case in wanted if case in results.known]
     print(report.summary(found))
     if options.table is not None:

@@ -124,13 +124,21 @@ def _compiled(text: str) -> Any:
 
 
 def run(
-    op: OpOverload, *args: Any, seed: tuple[int, int] = (0, 0), precision: str = "highest", **kwargs: Any
+    op: OpOverload,
+    *args: Any,
+    seed: tuple[int, int] = (0, 0),
+    precision: str = "highest",
+    for_tpu: bool = False,
+    **kwargs: Any,
 ) -> tuple[Any, Plan, list]:
-    """Runs ``op``; returns (results as CPU tensors, the plan, all program outputs)."""
+    """Runs ``op``; returns (results as CPU tensors, the plan, all program outputs).
+
+    With ``for_tpu`` the program is the one that a TPU would get, as far as XLA's CPU backend can run it.
+    """
     call = Call(op, args, kwargs)
     name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
     with torch._C._AutoDispatchBelowAutograd():  # where the eager kernel runs: composites reach the tracer undecomposed
-        plan = build(name, call.arguments, precision=precision, emulate_precision=True)
+        plan = build(name, call.arguments, precision=precision, emulate_precision=not for_tpu)
     inputs = []
     for kind, index, dtype in plan.operands:
         value = {

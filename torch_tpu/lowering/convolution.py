@@ -61,6 +61,9 @@ def _convolve(
         "rhs_dilation": rhs_dilation,
     }
     shape = (x.shape[0], w.shape[kernel.index("o")], *size)
+    if w.dtype == torch.int64 and not for_cpu():
+        w = w if kernel == "oi" else hlo.move_dim(w, 0, 1)
+        return hlo.reshape(_of_windows(_windows(x, w.shape[2:], size, **window), w, groups), shape)
     if x.shape[1] == groups > 1 and for_cpu():
 
         def multiply(a: Value, b: Value, dtype: torch.dtype, precision: str) -> Value:
@@ -69,6 +72,29 @@ def _convolve(
         return served(x, w, multiply, dtype)
     dims = _numbers("bf", kernel, "bf", len(size))
     return convolve(x, w, dims=dims, **window, feature_groups=groups, shape=shape, dtype=dtype)
+
+
+def _windows(
+    x: Value, kernel: tuple[int, ...], size: tuple[int, ...], *, strides: tuple[int, ...],
+    padding: list[tuple[int, int]], lhs_dilation: tuple[int, ...], rhs_dilation: tuple[int, ...],
+) -> Value:  # fmt: skip
+    """``[n, c, *size, *kernel]``: what the kernel sees at each position."""
+    low, high = zip(*padding, strict=True)
+    x = hlo.pad(x, 0, (0, 0, *low), (0, 0, *high), (0, 0, *(d - 1 for d in lhs_dilation)))
+    for i, (n, k, s, d) in enumerate(zip(size, kernel, strides, rhs_dilation, strict=True)):
+        seen = [hlo.slice_dim(x, 2 + i, d * j, d * j + (n - 1) * s + 1, s) for j in range(k)]
+        x = hlo.concatenate([hlo.expand_dims(v, [-1]) for v in seen], x.ndim)
+    return x
+
+
+def _of_windows(x: Value, w: Value, groups: int) -> Value:
+    """The convolution as one product: a TPU's compiler refuses those of 64-bit integers."""
+    rank = w.ndim - 2
+    x = hlo.reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    w = hlo.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
+    summed = [2, *range(3 + rank, 3 + 2 * rank)], [2, *range(3, 3 + rank)]
+    y = product(x, w, contract=summed, batch=([1], [0]))  # [groups, n, *size, out]
+    return hlo.transpose(y, (1, 0, y.ndim - 1, *range(2, 2 + rank)))
 
 
 def correlate(x: Value, w: Value, g: Geometry, size: tuple[int, ...], dtype: torch.dtype) -> Value:
