@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch_tpu import _C, aot
 from torch_tpu.aot import ici, topology
 from torch_tpu.aot.chips import CHIPS
 from torch_tpu.aot.layout import mesh_on
+from torch_tpu.aot.meshes import table, usual_meshes
 from torch_tpu.aot.trace import trace
 from torch_tpu.distributed.partition import Partition
 
@@ -170,7 +172,7 @@ def test_meshes_lie_on_the_axes_of_a_slice() -> None:
     mesh = mesh_on(topology.parse("v5p:2x2x4"), {"dp": 4, "tp": 4})
     assert sorted(d for g in mesh.groups("tp") for d in g) == list(range(16))
     for group in mesh.groups("dp"):  # the long axis, whose number counts slowest
-        assert [b - a for a, b in zip(group, group[1:], strict=False)] == [4, 4, 4]
+        assert [b - a for a, b in itertools.pairwise(group)] == [4, 4, 4]
 
 
 def test_wrong_meshes_and_plans() -> None:
@@ -184,3 +186,16 @@ def test_wrong_meshes_and_plans() -> None:
         aot.sharded_step(Model(), loss, {"tp": 2}, {**PLAN, "nothing": "colwise"})
     with pytest.raises(ValueError, match="does not divide among 3 chips"):
         aot.sharded_step(Model(), loss, {"tp": 3}, PLAN)
+
+
+def test_meshes_are_ranked() -> None:
+    with torch.device("meta"):
+        model, x = Model(), torch.empty(4, WIDTH)
+    found = aot.compare_meshes(
+        model, loss, (x,), topology="v6e:2x2", plan=PLAN, meshes=[{"dp": 4}, {"fsdp": 4}, {"fsdp": 2, "tp": 2}]
+    )
+    times = [sum(c.estimate.seconds) / c.batch for c in found if c.estimate is not None]
+    assert len(times) == 3 and times == sorted(times)
+    shown = table(found)
+    assert "fsdp 2 x tp 2" in shown and "communication" in shown
+    assert {"dp": 24, "fsdp": 256, "tp": 1} in usual_meshes(6144, tensor=True)

@@ -332,9 +332,9 @@ def functional(rank: int, world: int) -> None:
     same(funcol.all_reduce(x, "sum", dist.group.WORLD) + 0, sum(xs[1:], xs[0]))
     same(funcol.all_gather_tensor(x, 0, dist.group.WORLD) + 0, torch.cat(xs))
     same(x, xs[rank])
-    y = values(rank, (2 * world,), torch.float32).to("tpu")
-    same(funcol.reduce_scatter_tensor(y, "sum", 0, dist.group.WORLD) + 0,
-         sum(parts(world, (2 * world,), torch.float32)[1:], values(0, (2 * world,), torch.float32)).chunk(world)[rank])  # fmt: skip
+    ys = parts(world, (2 * world,), torch.float32)
+    scattered = funcol.reduce_scatter_tensor(ys[rank].to("tpu"), "sum", 0, dist.group.WORLD)
+    same(scattered + 0, sum(ys[1:], ys[0]).chunk(world)[rank])
 
 
 def test_functional_collectives() -> None:

@@ -214,6 +214,7 @@ def test_dtensor() -> None:
 
 
 def tensor_parallel(rank: int, world: int, sequence: bool) -> None:
+    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleInput,
@@ -222,7 +223,6 @@ def tensor_parallel(rank: int, world: int, sequence: bool) -> None:
         SequenceParallel,
         parallelize_module,
     )
-    from torch.distributed.tensor import Replicate, Shard
 
     curves = []
     for device in ("cpu", "tpu"):

@@ -5,15 +5,18 @@
 
 from torch_tpu.aot.compile import Saved, compile, load, save
 from torch_tpu.aot.layout import sharded_step
+from torch_tpu.aot.meshes import Candidate, compare_meshes
 from torch_tpu.aot.report import Estimate, Memory, Report
 from torch_tpu.aot.trace import Traced, trace, training_step
 
 __all__ = [
+    "Candidate",
     "Estimate",
     "Memory",
     "Report",
     "Saved",
     "Traced",
+    "compare_meshes",
     "compile",
     "load",
     "save",

@@ -52,8 +52,8 @@ def compile(
         args: Its arguments, modules among them. Of tensors only dtype, sizes and strides count: with
             ``torch.device("meta")`` a model of any size needs no memory.
         kwargs: Its keyword arguments.
-        topology: A name, or several, as :func:`torch_tpu.aot.topology.parse` takes them. Without ``mesh`` the program is
-            for one device.
+        topology: A name, or several, as :func:`torch_tpu.aot.topology.parse` takes them. Without ``mesh`` the program
+            is for one device.
         precision: Of float32 products: ``medium``, ``high`` or ``highest``.
         mesh: Sizes of the dimensions ``dp``, ``fsdp`` and ``tp`` over all devices of the slice: the function is that of
             one device, and functional collectives name dimensions. :func:`sharded_step` makes such functions.

@@ -2,9 +2,9 @@
 
 A group that has whole axes of the slice moves its bytes on the rings of those axes, in both directions: the bandwidth
 of a chip for it is the chip's total (``Chip.ici``, one direction) times the part of the slice's axes that it spans. A
-ring of ``g`` chips sends ``(g - 1) / g`` of the whole array through each chip for an all-gather or reduce-scatter, twice
-that for an all-reduce (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002); an all-to-all sends ``g / 8`` of the chip's array through
-each link of a ring of more than four chips.
+ring of ``g`` chips sends ``(g - 1) / g`` of the whole array through each chip for an all-gather or reduce-scatter, and
+twice that for an all-reduce (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002); an all-to-all sends ``g / 8`` of
+the chip's array through each link of a ring of more than four chips.
 
 Assumptions: axes are rings (a slice has the wrap-around links where an axis has a multiple of four chips, so smaller
 ones take up to twice as long); no two collectives share links; nothing overlaps with computation, which libtpu does

@@ -71,7 +71,7 @@ class _Gather(torch.autograd.Function):
         return _wait(_functional.all_gather_into_tensor(shard, count, "fsdp"))[:rows]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         if ctx.padded != grad.shape[0]:
             grad = torch.cat([grad, grad.new_zeros(ctx.padded - grad.shape[0], *grad.shape[1:])])
         return _wait(_functional.reduce_scatter_tensor(grad, "avg", ctx.count, "fsdp")), None, None
@@ -85,7 +85,7 @@ class _Enter(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return _wait(_functional.all_reduce(grad, "sum", "tp"))
 
 
@@ -97,7 +97,7 @@ class _Leave(torch.autograd.Function):
         return _wait(_functional.all_reduce(x, "sum", "tp"))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -243,9 +243,12 @@ def sharded_step(
             for n in names:
                 used[n] = _Gather.apply(shards[n], local[n][0] if local[n] else 1, fsdp).reshape(local[n])
                 sources[used[n].untyped_storage()._cdata] = (shards[n], used[n].shape[0] if local[n] else 1)
-        with _reparametrize_module(module, {**used, **buffers}, tie_weights=True), _parallel_layers(module, styles):
-            with _gathered_again(sources, fsdp):
-                value = loss(module, *batch)
+        with (
+            _reparametrize_module(module, {**used, **buffers}, tie_weights=True),
+            _parallel_layers(module, styles),
+            _gathered_again(sources, fsdp),
+        ):
+            value = loss(module, *batch)
         grads = list(torch.autograd.grad(value, [shards[n] for n in names]))
         with torch.no_grad():
             if dp > 1:

@@ -143,16 +143,16 @@ class Report:
             )
             parts.append(f"<table>{rows}</table>")
             if e.collectives:
-                rows = "".join(
-                    "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>" for cells in _collective_cells(e)
-                )
+                cells = ["".join(f"<td>{c}</td>" for c in row) for row in _collective_cells(e)]
+                rows = "".join(f"<tr>{row}</tr>" for row in cells)
                 parts.append(f"<table>{rows}</table>")
             if e.findings:
                 parts.append("<ul>" + "".join(f"<li>{html.escape(f)}</li>" for f in e.findings) + "</ul>")
         return _PAGE.format(title=html.escape(self.traced.name), body="\n".join(parts))
 
 
-def _seconds(s: float) -> str:
+def seconds_text(s: float) -> str:
+    """A time in s, ms or us."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if s * scale >= 1 or unit == "us":
             return f"{s * scale:.2f} {unit}"
@@ -179,13 +179,13 @@ _ROWS = [
     ("  in the memory of arguments", lambda e: size(e.memory.aliased)),
     ("  temporaries", lambda e: size(e.memory.temporaries)),
     ("  code", lambda e: size(e.memory.code)),
-    ("lower bound of the time", lambda e: _seconds(e.cost.bound)),
+    ("lower bound of the time", lambda e: seconds_text(e.cost.bound)),
     ("  set by the", lambda e: e.cost.binds),
-    ("as compiled, at full rates", lambda e: _seconds(e.cost.compiled)),
-    ("the compiler's cycles", lambda e: _seconds(e.cost.cycles)),
-    ("communication", lambda e: _seconds(e.communication) if e.collectives else ""),
-    ("time of a call", lambda e: f"{_seconds(e.seconds[0])} to {_seconds(e.seconds[1])}" if e.collectives else ""),
-    ("XLA's optimal_seconds", lambda e: "" if e.cost.optimal is None else _seconds(e.cost.optimal)),
+    ("as compiled, at full rates", lambda e: seconds_text(e.cost.compiled)),
+    ("the compiler's cycles", lambda e: seconds_text(e.cost.cycles)),
+    ("communication", lambda e: seconds_text(e.communication) if e.collectives else ""),
+    ("time of a call", lambda e: " to ".join(map(seconds_text, e.seconds)) if e.collectives else ""),
+    ("XLA's optimal_seconds", lambda e: "" if e.cost.optimal is None else seconds_text(e.cost.optimal)),
     ("FLOPs", lambda e: _count(e.cost.flops)),
     ("  with float32's passes", lambda e: _count(e.cost.work) if e.cost.work != e.cost.flops else ""),
     ("bytes that have to move", lambda e: size(e.cost.traffic)),
@@ -193,7 +193,7 @@ _ROWS = [
     ("FLOPs per byte", lambda e: f"{e.cost.intensity:.0f}"),
     ("model FLOPs utilisation", lambda e: f"{e.cost.utilisation(e.chip):.0%}"),
     ("cost of a call", _price),
-    ("compiled in", lambda e: _seconds(e.compile_seconds)),
+    ("compiled in", lambda e: seconds_text(e.compile_seconds)),
 ]  # fmt: skip
 
 
@@ -209,14 +209,25 @@ def _heaviest(e: Estimate) -> list[tuple[str, str, str]]:
             break
         times = f" x{o.runs}" if o.runs > 1 else ""
         rows.append(
-            (f"{o.cycles / total:.0%}", _seconds(o.cycles / e.chip.clock), f"{o.opcode} {o.shape}{times}  {o.origin}")
+            (
+                f"{o.cycles / total:.0%}",
+                seconds_text(o.cycles / e.chip.clock),
+                f"{o.opcode} {o.shape}{times}  {o.origin}",
+            )
         )
     return rows
 
 
 def _collective_cells(e: Estimate) -> list[tuple[str, ...]]:
     return [
-        (f"{c.kind:<15}", f"{c.dimension:<5}", f"of {c.group} chips", f"x{c.count}", size(c.bytes), _seconds(c.seconds))
+        (
+            f"{c.kind:<15}",
+            f"{c.dimension:<5}",
+            f"of {c.group} chips",
+            f"x{c.count}",
+            size(c.bytes),
+            seconds_text(c.seconds),
+        )
         for c in e.collectives
     ]
 

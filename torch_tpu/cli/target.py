@@ -48,14 +48,7 @@ def load(place: str, inputs: Sequence[str], device: str = "meta") -> Target:
     Raises:
         ValueError: There is no such place, or what is there is not what it should be.
     """
-    path, _, name = place.rpartition(":")
-    if not path or not name:
-        raise ValueError(f"{place!r} is no place: give FILE.py:NAME or MODULE:NAME.")
-    found = _import(path)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"{path} has nothing that is called {name!r}.")
-        found = getattr(found, part)
+    found, name = _found(place)
     if inputs:
         with torch.device(device):
             function = found() if isinstance(found, type) else found
@@ -68,6 +61,27 @@ def load(place: str, inputs: Sequence[str], device: str = "meta") -> Target:
         f"{place} returned {type(returned).__name__}; it has to return (function or module, arguments), or say with "
         f"--input what the arguments of {name} are."
     )
+
+
+def place(text: str) -> Any:
+    """What is at a place, ``FILE.py:NAME`` or ``MODULE:NAME``.
+
+    Raises:
+        ValueError: There is nothing.
+    """
+    return _found(text)[0]
+
+
+def _found(text: str) -> tuple[Any, str]:
+    path, _, name = text.rpartition(":")
+    if not path or not name:
+        raise ValueError(f"{text!r} is no place: give FILE.py:NAME or MODULE:NAME.")
+    found = _import(path)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{path} has nothing that is called {name!r}.")
+        found = getattr(found, part)
+    return found, name
 
 
 def _import(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m torch.tpu.distributed``: prints the ``export`` lines of :func:`set_tpu_launch_env`, for a shell's eval."""
+"""``python -m torch.tpu.distributed``: the ``export`` lines of :func:`set_tpu_launch_env`, for a shell's eval."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def topology_aware_mesh(
     contiguous_submeshes: bool = False,
     topology: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Ranks in the shape of a mesh, for ``DeviceMesh(\"tpu\", ...)``.
+    """Ranks in the shape of a mesh, for ``DeviceMesh("tpu", ...)``.
 
     Each dimension of the mesh gets whole axes of the slice, so that its collectives run on rings of ICI links. The
     last dimension, which usually communicates most (tensor parallelism), chooses first.
@@ -92,8 +92,10 @@ def _assign(shape: list[int], physical: list[int], split: bool) -> torch.Tensor:
 
 
 def _whole_axes(shape: list[int], axes: list[int]) -> list[tuple[int, ...]] | None:
-    """For each dimension the axes whose sizes multiply to its own; the last dimension chooses first, many axes before
-    few: each is a ring in two directions."""
+    """For each dimension the axes whose sizes multiply to its own, or None.
+
+    The last dimension chooses first, and many axes before few: each is a ring in two directions.
+    """
 
     def assign(dim: int, free: frozenset[int]) -> list[tuple[int, ...]] | None:
         if dim < 0:

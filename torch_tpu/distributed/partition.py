@@ -45,7 +45,7 @@ class Partition:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Functional collectives that are traced meanwhile are part of the program; their group names are the mesh's."""
+        """Functional collectives that are traced meanwhile are in the program; their groups are named as dimensions."""
         token = _current.set(self)
         try:
             yield

@@ -60,7 +60,7 @@ def _roots(shape: Sequence[int], exponent: Callable[..., Any], n: int, sign: int
         angles = [exponent(*at) % n * turn for at in itertools.product(*map(range, shape))]
         parts = [hlo.constant_list([f(a) for a in angles], torch.float64) for f in (math.cos, math.sin)]
         return hlo.reshape(hlo.complex_(*parts), shape)
-    k = exponent(*(hlo.iota(shape, d, torch.int64) for d in range(len(shape))))
+    k = exponent(*(hlo.iota(tuple(shape), d, torch.int64) for d in range(len(shape))))
     angle = hlo.convert(hlo.remainder(k, n), torch.float64) * turn
     return hlo.complex_(hlo.cosine(angle), hlo.sine(angle))
 

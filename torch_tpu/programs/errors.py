@@ -98,8 +98,8 @@ def _filled(a: TensorArgument, storages: dict[int, torch.Tensor], fill: int) -> 
 _UNCHECKED = frozenset("aminmax bucketize masked_scatter multinomial".split())
 
 
-#: Operators that take dtypes here that the CPU refuses, as they do on CUDA; their rules check what they need. Norms keep
-#: statistics in float32, and their backward passes get those beside operands of lower precision.
+#: Operators that take dtypes here that the CPU refuses, as they do on CUDA; their rules check what they need. Norms
+#: keep statistics in float32, and their backward passes get those beside operands of lower precision.
 _BEYOND_CPU = frozenset(
     f"aten::{name}{suffix}"
     for name in (
@@ -111,7 +111,7 @@ _BEYOND_CPU = frozenset(
         "native_layer_norm_backward",
         "native_group_norm_backward",
         "native_batch_norm_backward",
-    )  # fmt: skip
+    )
     for suffix in ("", ".out")
 )
 

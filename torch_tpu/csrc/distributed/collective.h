@@ -1,10 +1,9 @@
 // What a process group asks of a transport: one collective on device tensors.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <chrono>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 namespace torch_tpu {

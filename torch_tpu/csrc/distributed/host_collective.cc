@@ -68,7 +68,8 @@ std::vector<at::Tensor> HostCollective::wires(const std::vector<Operand>& operan
 // replaced by the result.
 void HostCollective::scale_before() {
   if (collective_.reduce.op_ != Op::PREMUL_SUM) return;
-  const auto supplement = c10::dynamic_intrusive_pointer_cast<c10d::PreMulSumSupplement>(collective_.reduce.supplement_);
+  const auto supplement =
+      c10::dynamic_intrusive_pointer_cast<c10d::PreMulSumSupplement>(collective_.reduce.supplement_);
   TORCH_CHECK(supplement, "A premul_sum needs its factor: make the op with torch.distributed._make_nccl_premul_sum.");
   const auto& factor = supplement->tensor_factor;
   const auto scaled = [&](const at::Tensor& wire) {

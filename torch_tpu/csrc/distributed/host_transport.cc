@@ -1,10 +1,10 @@
 #include "distributed/host_transport.h"
 
 #include <ATen/Functions.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <cstring>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "distributed/host_collective.h"
 
@@ -15,9 +15,9 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr size_t kRecord = 128;            // bytes of a description that ranks compare
-constexpr milliseconds kLook = 500ms;      // how often a waiting rank looks whether another has failed
-constexpr milliseconds kOthersFail = 3s;   // how long a failed rank waits for the others to say so too
+constexpr size_t kRecord = 128;           // bytes of a description that ranks compare
+constexpr milliseconds kLook = 500ms;     // how often a waiting rank looks whether another has failed
+constexpr milliseconds kOthersFail = 3s;  // how long a failed rank waits for the others to say so too
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -219,7 +219,8 @@ void HostTransport::wait(const WorkPtr& work, milliseconds timeout) {
   std::unique_lock<std::mutex> lock(end->mutex);
   while (!end->changed.wait_for(lock, kLook, [&] { return end->reached; })) {
     TORCH_CHECK(!queue_->aborted, "the group was aborted");
-    TORCH_CHECK(Clock::now() - start < timeout + 2 * kOthersFail, "no end after the timeout of ", timeout.count(), " ms");
+    TORCH_CHECK(Clock::now() - start < timeout + 2 * kOthersFail, "no end after the timeout of ", timeout.count(),
+                " ms");
     TORCH_CHECK(!store_->check({"failed"}), "another rank has failed");
   }
   if (future->hasError()) std::rethrow_exception(future->exception_ptr());
@@ -262,7 +263,8 @@ std::string HostTransport::absentees(uint64_t number) {
         elsewhere += (elsewhere.empty() ? "" : ", ") + name + " (in number " + theirs + ")";
     }
     std::string text;
-    if (!silent.empty()) text += " Missing: rank " + silent + ", which has died or is not in a collective of this group.";
+    if (!silent.empty())
+      text += " Missing: rank " + silent + ", which has died or is not in a collective of this group.";
     if (!elsewhere.empty()) text += " Elsewhere: rank " + elsewhere + ".";
     return text;
   } catch (const std::exception& error) {
@@ -273,10 +275,9 @@ std::string HostTransport::absentees(uint64_t number) {
 void HostTransport::fail(const std::string& operation, uint64_t number, const std::string& reason, double seconds) {
   const bool disagreement = reason.find("the ranks do not agree") != std::string::npos;
   const std::string missing = disagreement ? "" : absentees(number);
-  C10_THROW_ERROR(DistBackendError,
-                  c10::str("tpu_dist: ", operation, ", number ", number, " of group '", names_.name, "', failed on rank ",
-                           names_.global_ranks[names_.rank], " after ", one_decimal(seconds), " s: ", reason, ".",
-                           missing));
+  C10_THROW_ERROR(DistBackendError, c10::str("tpu_dist: ", operation, ", number ", number, " of group '", names_.name,
+                                             "', failed on rank ", names_.global_ranks[names_.rank], " after ",
+                                             one_decimal(seconds), " s: ", reason, ".", missing));
 }
 
 // ---- between two ranks
@@ -345,9 +346,8 @@ Transport::WorkPtr HostTransport::send(const at::Tensor& tensor, int to, int tag
 Transport::WorkPtr HostTransport::receive(const at::Tensor& tensor, int from, int tag) {
   HostWindows windows;
   const auto window = windows.write(tensor);
-  std::vector<at::Tensor> wire{(window.is_contiguous() ? window : at::empty(window.sizes(), window.options()))
-                                   .reshape({-1})
-                                   .view(at::kByte)};
+  std::vector<at::Tensor> wire{
+      (window.is_contiguous() ? window : at::empty(window.sizes(), window.options())).reshape({-1}).view(at::kByte)};
   const uint64_t number = ++transfers_;
   const auto fail_here = [self = shared_from_this(), number, from](const std::exception& error) {
     const auto source = from < 0 ? "any rank" : "rank " + std::to_string(self->names_.global_ranks[from]);

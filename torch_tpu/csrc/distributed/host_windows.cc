@@ -26,8 +26,7 @@ template <typename Owner>
 at::Tensor window(const at::Tensor& tensor, void* base, std::shared_ptr<Owner> owner) {
   auto* first = static_cast<char*>(base) + tensor.storage_offset() * tensor.itemsize();
   return at::from_blob(
-      first, tensor.sizes(), tensor.strides(), [owner = std::move(owner)](void*) {},
-      tensor.options().device(at::kCPU));
+      first, tensor.sizes(), tensor.strides(), [owner = std::move(owner)](void*) {}, tensor.options().device(at::kCPU));
 }
 
 // Memory for a storage, with what it holds so far.

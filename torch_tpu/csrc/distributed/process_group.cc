@@ -37,7 +37,8 @@ class WorkList final : public c10d::Work {
 void check_dense(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device().type() == kTpu, name, ": tpu_dist moves tensors on 'tpu', and this one is on ",
               tensor.device(), ". Move it, or make the group with backend 'cpu:gloo,tpu:tpu_dist'.");
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, name, ": tpu_dist moves dense tensors; call to_dense() first.");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, name,
+                              ": tpu_dist moves dense tensors; call to_dense() first.");
 }
 
 const at::Tensor& single(const char* name, const std::vector<at::Tensor>& tensors) {
@@ -63,8 +64,8 @@ void check_parts(const char* name, const at::Tensor& whole, const at::Tensor& pa
   check_dense(name, part);
   TORCH_CHECK_TYPE(whole.scalar_type() == part.scalar_type(), name, ": input and output must have one dtype, found ",
                    dtype_name(whole.scalar_type()), " and ", dtype_name(part.scalar_type()), ".");
-  TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, name, ": the tensor for all ", size, " ranks must have ", size,
-                    " times the elements of the one for each (", part.numel(), "), and has ", whole.numel(), ".");
+  TORCH_CHECK_VALUE(whole.numel() == part.numel() * size, name, ": the tensor for all ", size, " ranks must have ",
+                    size, " times the elements of the one for each (", part.numel(), "), and has ", whole.numel(), ".");
 }
 
 template <typename Options>
@@ -150,8 +151,9 @@ ProcessGroup::WorkPtr ProcessGroup::_allgather_base(at::Tensor& output, at::Tens
 
 ProcessGroup::WorkPtr ProcessGroup::allgather_coalesced(Lists& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == getSize(), "all_gather_coalesced needs a list of outputs for each of ",
-                    getSize(), " ranks, got ", outputs.size(), ".");
+  TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == getSize(),
+                    "all_gather_coalesced needs a list of outputs for each of ", getSize(), " ranks, got ",
+                    outputs.size(), ".");
   std::vector<Collective> all;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Lists column(1);
@@ -196,7 +198,8 @@ ProcessGroup::WorkPtr ProcessGroup::scatter(Tensors& outputs, Lists& inputs, con
 ProcessGroup::WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, Lists& inputs,
                                                    const c10d::ReduceScatterOptions& options) {
   const auto& output = single("reduce_scatter", outputs);
-  return start(collective(OpType::REDUCE_SCATTER, list("reduce_scatter", inputs, getSize(), output), {output}, options));
+  return start(
+      collective(OpType::REDUCE_SCATTER, list("reduce_scatter", inputs, getSize(), output), {output}, options));
 }
 
 ProcessGroup::WorkPtr ProcessGroup::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
