@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch_tpu import _C, platform
@@ -98,6 +100,23 @@ def libtpu() -> str:
         ) from None
 
 
+@contextlib.contextmanager
+def _shared() -> Iterator[None]:
+    """Lets several processes load libtpu: without chips there is nothing that they could take from each other.
+
+    Processes that are started later do not inherit that.
+    """
+    name = "ALLOW_MULTIPLE_LIBTPU_LOAD"
+    if platform.has_tpu() or name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
 @functools.cache
 def describe(topology: Topology) -> Any:
     """The compiler of libtpu for a slice.
@@ -109,10 +128,9 @@ def describe(topology: Topology) -> Any:
     path = libtpu()
     platform.prepare_libtpu()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    if not platform.has_tpu():  # without chips there is nothing that processes could take from each other
-        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
-        return _C.PjrtTopology(path, topology.name)
+        with _shared():
+            return _C.PjrtTopology(path, topology.name)
     except _C.PjrtError as error:
         text = str(error)
         if "lockfile" in text or "already in use" in text:
