@@ -142,6 +142,25 @@ def test_gathered_parameters_are_gathered_again_and_not_kept() -> None:
     assert text.count('"stablehlo.reduce_scatter"') == len(list(Model().parameters()))
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 16)
+        self.down = nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sin()
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def test_layers_that_share_an_input_sum_its_gradient_once() -> None:
+    plan = {"gate": "colwise", "up": "colwise", "down": "rowwise"}
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), Gated())
+    step, state = aot.sharded_step(module, loss, {"tp": 4}, {f"1.{n}": style for n, style in plan.items()})
+    text = trace(step, (*state, torch.empty(4, WIDTH, device="meta")), None, "medium", Partition({"tp": 4})).plan.text
+    assert text.count('"stablehlo.all_reduce"') == 2  # forward: the sum of the rows' parts; backward: of the input
+
+
 def test_programs_for_slices_and_what_their_collectives_cost() -> None:
     with torch.device("meta"):
         model = Model()

@@ -141,12 +141,19 @@ def _local_shape(name: str, shape: Sequence[int], styles: Mapping[str, str], tp:
 
 @contextlib.contextmanager
 def _parallel_layers(module: nn.Module, styles: Mapping[str, str]) -> Iterator[None]:
-    """The linear layers with their collectives around them."""
+    """The linear layers with their collectives around them; those that share an input enter with it together."""
+    last: list[Tensor] = []  # an input, and the same inside of the region
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not last or last[0] is not args[0]:
+            last[:] = [args[0], _Enter.apply(args[0])]
+        return (last[1], *args[1:])
+
     with contextlib.ExitStack() as stack:
         for name, style in styles.items():
             layer = module.get_submodule(name)
             if style == "colwise":
-                handle = layer.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0]), *args[1:]))
+                handle = layer.register_forward_pre_hook(enter)
             else:
                 handle = layer.register_forward_hook(_leave)
             stack.callback(handle.remove)
