@@ -124,10 +124,11 @@ std::unique_ptr<pjrt::Executable> loaded(std::string_view bytes) {
   return runtime.client().deserialize(bytes, runtime.platform().name == "cpu" ? &kNone : nullptr);
 }
 
-Compiled compile(const std::string& text, const Flags& flags, bool reload) {
+Compiled compile(const std::string& text, const Flags& flags, bool reload, int64_t partitions) {
   py::gil_scoped_release unlocked;
   pjrt::CompileOptions options;
   options.flags = flags;
+  options.num_partitions = partitions;
   auto executable = Runtime::get().client().compile(text, options);
   if (!reload) return {std::move(executable), ""};
   std::string bytes = executable->serialize();
@@ -205,8 +206,9 @@ void bind_programs(py::module_& m) {
       .def(py::init<std::string, py::object, bool>(), py::arg("name"), py::arg("compile"),
            py::arg("run_time_integers") = false)
       .def("__call__", &CompiledGraph::operator())
+      .def("run_on_all", &CompiledGraph::run_on_all)
       .def_property_readonly("name", &CompiledGraph::name);
-  m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false);
+  m.def("_compile", &compile, py::arg("text"), py::arg("flags"), py::arg("reload") = false, py::arg("partitions") = 1);
   m.def("_load", &load);
   m.def("_array_shape", [](const at::Tensor& tensor) -> std::optional<Dims> {
     const auto* type = Cell::of(tensor.storage().unsafeGetStorageImpl())->type();

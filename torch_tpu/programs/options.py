@@ -165,12 +165,12 @@ def compile(plan: Plan, custom: Scope = ()) -> Any:
     return compile_text(plan.text, flags(plan), reload, custom)
 
 
-def compile_text(text: str, wanted: Flags, reload: bool, custom: Scope = ()) -> Any:
+def compile_text(text: str, wanted: Flags, reload: bool, custom: Scope = (), partitions: int = 1) -> Any:
     """Compiles a module with flags, without those that the plugin does not have. See :func:`compile`."""
     chosen = {name: value for name, value in wanted.items() if name not in _unknown} | dict(custom)
     while True:
         try:
-            return _C._compile(text, chosen, reload=reload)
+            return _C._compile(text, chosen, reload=reload, partitions=partitions)
         except _C.PjrtError as error:
             refused = re.search(r"No such compile option: '(\w+)'", str(error))
             if refused is None or refused[1] not in chosen:

@@ -96,4 +96,51 @@ py::list CompiledGraph::operator()(py::list inputs) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+py::list CompiledGraph::run_on_all(py::list inputs) {
+  HANDLE_TH_ERRORS
+  const size_t count = inputs.size();
+  std::vector<std::vector<c10::IValue>> values(count);
+  std::vector<ArgumentSpec> specs;
+  for (size_t i = 0; i < count; ++i) {
+    for (py::handle item : inputs[i]) {
+      values[i].push_back(value_of(item.ptr()));
+      if (i == 0) specs.push_back(spec_of(values[0].back(), run_time_integers_));
+    }
+    if (values[i].size() != specs.size())
+      throw py::value_error("Device " + std::to_string(i) + " gets " + std::to_string(values[i].size()) +
+                            " inputs and device 0 gets " + std::to_string(specs.size()) + ".");
+  }
+  std::vector<Results> results;
+  {
+    py::gil_scoped_release unlocked;
+    std::vector<Call> calls(count);
+    ProgramPtr program;
+    for (size_t i = 0; i < count; ++i) {
+      for (const auto& value : values[i])
+        if (value.isTensor()) materialize(value.toTensor());
+      if (i == 0) {
+        program = program_for(calls[0], values[0], specs);
+      } else {
+        calls[i].key.push_back(calls[0].key[0]);
+        calls[i].read(specs, values[i].data());
+      }
+      TORCH_CHECK_VALUE(calls[i].device == static_cast<int>(i), "The inputs of device ", i,
+                        " are on tpu:", static_cast<int>(calls[i].device), "; move them to tpu:", i, ".");
+      TORCH_CHECK_VALUE(calls[i].key == calls[0].key, "The inputs of tpu:", i,
+                        " have other dtypes, sizes, strides or storages than those of tpu:0. A clone() of each gives "
+                        "them storages of their own.");
+    }
+    launch_on_all(*program, calls, results);
+    values.clear();
+  }
+  py::list out(count);
+  for (size_t i = 0; i < count; ++i) {
+    py::list mine(results[i].size());
+    for (size_t k = 0; k < results[i].size(); ++k) mine[k] = object_of(results[i][k]);
+    out[i] = mine;
+  }
+  return out;
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace torch_tpu

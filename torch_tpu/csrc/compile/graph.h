@@ -23,6 +23,9 @@ class CompiledGraph {
   // with the call. Returns the graph's outputs.
   pybind11::list operator()(pybind11::list inputs);
 
+  // The same for a program that runs on several devices together: a list of inputs for each, of one geometry.
+  pybind11::list run_on_all(pybind11::list inputs);
+
   const std::string& name() const { return name_; }
 
  private:

@@ -1,6 +1,8 @@
 // Running a program for a call: operands in, execution, results out.
 #include "eager/launch.h"
 
+#include <set>
+
 #include "eager/operands.h"
 #include "eager/python.h"
 #include "eager/tensor.h"
@@ -29,6 +31,17 @@ struct Operands {
   void add(ArrayPtr array) {
     handles.push_back(array->handle());
     arrays.push_back(std::move(array));
+  }
+  // Gives up the claims on operands that are kept after all.
+  void unclaim(const std::set<int64_t>& kept) {
+    c10::SmallVector<Claim, 2> rest;
+    for (auto& claim : claimed) {
+      if (kept.count(claim.operand))
+        claim.cell->give_up();
+      else
+        rest.push_back(claim);
+    }
+    claimed.swap(rest);
   }
   // Gives the claimed cells their new contents, and returns the arrays that are gone.
   std::vector<ArrayPtr> settle(c10::ArrayRef<ArrayPtr> outputs) {
@@ -68,36 +81,19 @@ void gather_operands(const Program& program, const Call& call, DeviceState& devi
   }
 }
 
-}  // namespace
-
-c10::SmallVector<ArrayPtr, 8> execute(const Program& program, c10::ArrayRef<PJRT_Buffer*> operands,
-                                      c10::ArrayRef<int64_t> keep, DeviceState& device) {
-  const auto* executable = program.code().executable.load(std::memory_order_acquire);
-  const size_t count = program.outputs.size();
-  c10::SmallVector<PJRT_Buffer*, 8> raw(count);
-  try {
-    executable->execute(operands.data(), operands.size(), raw.data(), device.device.get(), keep.data(), keep.size());
-  } catch (const pjrt::Error& error) {
-    rethrow(error);
-  }
-  // The results of one execution are ready together: one of them tells.
+// The arrays of one execution's results, which are ready together: one of them tells.
+c10::SmallVector<ArrayPtr, 8> arrays_of(const Program& program, c10::ArrayRef<PJRT_Buffer*> raw, DeviceState& device) {
   const auto first = program.brief ? Watch::kWhileHeld : Watch::kAlways;
   c10::SmallVector<ArrayPtr, 8> arrays;
-  for (size_t i = 0; i < count; ++i)
+  for (size_t i = 0; i < raw.size(); ++i)
     arrays.push_back(
         c10::make_intrusive<Array>(raw[i], program.outputs[i].type, device.index, i == 0 ? first : Watch::kNever));
   return arrays;
 }
 
-void launch(const Program& program, Call& call, Results* results) {
-  auto& device = Runtime::get().device(call.device);
-  constexpr size_t kLarge = 1 << 20;
-  if (program.fresh_bytes >= kLarge) Allocator::get().check_fits(program.fresh_bytes, device.index);
-  if (C10_UNLIKELY(!program.code().executable.load(std::memory_order_acquire))) python::compile_plan(program.code());
-  Operands operands;
-  gather_operands(program, call, device, operands);
-
-  const auto arrays = execute(program, operands.handles, operands.keep, device);
+// Puts the results of an execution where they belong.
+void settle(const Program& program, Call& call, DeviceState& device, Operands& operands, c10::ArrayRef<ArrayPtr> arrays,
+            Results* results) {
   auto donated = operands.settle(arrays);
   if (!donated.empty() && !program.brief) device.outstanding.retire(std::move(donated));
 
@@ -111,6 +107,63 @@ void launch(const Program& program, Call& call, Results* results) {
   }
 
   if (results) *results = make_results(program, call, [&](int32_t output) { return make_storage(arrays[output]); });
+}
+
+}  // namespace
+
+c10::SmallVector<ArrayPtr, 8> execute(const Program& program, c10::ArrayRef<PJRT_Buffer*> operands,
+                                      c10::ArrayRef<int64_t> keep, DeviceState& device) {
+  const auto* executable = program.code().executable.load(std::memory_order_acquire);
+  const size_t count = program.outputs.size();
+  c10::SmallVector<PJRT_Buffer*, 8> raw(count);
+  try {
+    executable->execute(operands.data(), operands.size(), raw.data(), device.device.get(), keep.data(), keep.size());
+  } catch (const pjrt::Error& error) {
+    rethrow(error);
+  }
+  return arrays_of(program, raw, device);
+}
+
+void launch(const Program& program, Call& call, Results* results) {
+  auto& device = Runtime::get().device(call.device);
+  constexpr size_t kLarge = 1 << 20;
+  if (program.fresh_bytes >= kLarge) Allocator::get().check_fits(program.fresh_bytes, device.index);
+  if (C10_UNLIKELY(!program.code().executable.load(std::memory_order_acquire))) python::compile_plan(program.code());
+  Operands operands;
+  gather_operands(program, call, device, operands);
+
+  const auto arrays = execute(program, operands.handles, operands.keep, device);
+  settle(program, call, device, operands, arrays, results);
+}
+
+void launch_on_all(const Program& program, std::vector<Call>& calls, std::vector<Results>& results) {
+  std::vector<Operands> operands(calls.size());
+  std::set<int64_t> kept;  // by any device: donation is one for all
+  for (size_t i = 0; i < calls.size(); ++i) {
+    gather_operands(program, calls[i], Runtime::get().device(calls[i].device), operands[i]);
+    kept.insert(operands[i].keep.begin(), operands[i].keep.end());
+  }
+  std::vector<std::vector<PJRT_Buffer*>> raw(calls.size(), std::vector<PJRT_Buffer*>(program.outputs.size()));
+  std::vector<PJRT_Buffer* const*> arguments;
+  std::vector<PJRT_Buffer**> outputs;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    operands[i].unclaim(kept);
+    arguments.push_back(operands[i].handles.data());
+    outputs.push_back(raw[i].data());
+  }
+  const std::vector<int64_t> keep(kept.begin(), kept.end());
+  try {
+    program.executable.load(std::memory_order_acquire)
+        ->execute_on_all(arguments.data(), calls.size(), program.operands.size(), outputs.data(), keep.data(),
+                         keep.size());
+  } catch (const pjrt::Error& error) {
+    rethrow(error);
+  }
+  results.resize(calls.size());
+  for (size_t i = 0; i < calls.size(); ++i) {
+    auto& device = Runtime::get().device(calls[i].device);
+    settle(program, calls[i], device, operands[i], arrays_of(program, raw[i], device), &results[i]);
+  }
 }
 
 }  // namespace torch_tpu

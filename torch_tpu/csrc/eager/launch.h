@@ -14,4 +14,7 @@ void launch(const Program& program, Call& call, Results* results);
 c10::SmallVector<ArrayPtr, 8> execute(const Program& program, c10::ArrayRef<PJRT_Buffer*> operands,
                                       c10::ArrayRef<int64_t> keep, DeviceState& device);
 
+// Runs a program of several partitions, which has a call on each of their devices.
+void launch_on_all(const Program& program, std::vector<Call>& calls, std::vector<Results>& results);
+
 }  // namespace torch_tpu

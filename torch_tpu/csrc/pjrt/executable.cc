@@ -189,8 +189,10 @@ void Executable::execute(PJRT_Buffer* const* args, size_t num_args, PJRT_Buffer*
 }
 
 void Executable::execute_on_all(PJRT_Buffer* const* const* args, size_t num_devices, size_t num_args,
-                                PJRT_Buffer** const* outputs) const {
+                                PJRT_Buffer** const* outputs, const int64_t* keep, size_t num_keep) const {
   PJRT_ExecuteOptions options = execute_options();
+  options.non_donatable_input_indices = keep;
+  options.num_non_donatable_input_indices = num_keep;
   TORCH_TPU_PJRT_ARGS(PJRT_LoadedExecutable_Execute, call);
   call.executable = loaded_;
   call.options = &options;

@@ -50,9 +50,9 @@ class Executable {
                const int64_t* keep = nullptr, size_t num_keep = 0, Event* done = nullptr) const;
 
   // Enqueues a program of several replicas or partitions on all its devices: `args[i]` and `outputs[i]` belong to
-  // device i.
+  // device i. `keep` as in `execute`, for all of them.
   void execute_on_all(PJRT_Buffer* const* const* args, size_t num_devices, size_t num_args,
-                      PJRT_Buffer** const* outputs) const;
+                      PJRT_Buffer** const* outputs, const int64_t* keep = nullptr, size_t num_keep = 0) const;
 
   std::string serialize() const;
   std::string fingerprint() const;        // empty if the plugin has none
