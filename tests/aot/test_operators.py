@@ -60,6 +60,12 @@ def test_the_sweep_collects_compiles_and_resumes(tmp_path: Path, capfd: pytest.C
     assert json.loads(written.read_text()) == first
 
 
+def test_a_worker_that_cannot_start_is_no_result() -> None:
+    worker = Worker(("tests.conformance.no_such_module",), 60)
+    with pytest.raises(RuntimeError, match="no_such_module ended with a Python error"):
+        worker.run(Case("mm", "float32", "forward"))
+
+
 def test_a_refused_program_fails_its_case_and_stands_in_the_table() -> None:
     found = [
         {"case": ["mm", "float32", "forward"], "status": "pass", "programs": ["a", "b"]},
