@@ -69,7 +69,8 @@ def test_a_training_step_on_the_devices_of_a_process() -> None:
         names = [n for n, _ in model.named_parameters()]
         states = []
         for i in range(4):
-            shards = {n: p.detach().chunk(4)[i].clone().to(f"tpu:{i}").requires_grad_() for n, p in model.named_parameters()}
+            parts = {n: p.detach().chunk(4)[i].clone().to(f"tpu:{i}") for n, p in model.named_parameters()}
+            shards = {n: p.requires_grad_() for n, p in parts.items()}
             zeros = lambda: {n: torch.zeros_like(s, requires_grad=False) for n, s in shards.items()}
             states.append((shards, {}, zeros(), zeros(), {n: torch.zeros((), device=f"tpu:{i}") for n in names}))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
