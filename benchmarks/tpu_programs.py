@@ -13,9 +13,9 @@ programs are compiled with JAX's options, ours with ours. Every row gives our nu
     cycles      the compiler's ``estimated_cycles``, loops as often as they run
 
 ``--operations`` compares the cycles of the optimised programs by kind of operation, to see where a difference comes
-from. Numbers are kept in ``build/tpu_programs`` with both texts of the program, so what was compiled once, also by a run
-that was stopped, is not compiled again. A training step of a whole model takes minutes on each side: layers repeat, so
-``--layers 2`` tells most of it. Needs the packages libtpu and jax.
+from. Numbers are kept in ``build/tpu_programs`` with both texts of the program, so what was compiled once, also by a
+run that was stopped, is not compiled again. A training step of a whole model takes minutes on each side: layers repeat,
+so ``--layers 2`` tells most of it. Needs the packages libtpu and jax.
 """
 
 from __future__ import annotations
