@@ -14,8 +14,8 @@ programs are compiled with JAX's options, ours with ours. Every row gives our nu
 
 ``--operations`` compares the cycles of the optimised programs by kind of operation, to see where a difference comes
 from. Numbers are kept in ``build/tpu_programs`` with both texts of the program, so what was compiled once, also by a
-run that was stopped, is not compiled again. A training step of a whole model takes minutes on each side: layers
-repeat, so ``--layers 2`` tells most of it. Needs the packages libtpu and jax.
+run that was stopped, is not compiled again. A training step of a whole model takes minutes on each side: layers repeat,
+so ``--layers 2`` tells most of it. Needs the packages libtpu and jax.
 """
 
 from __future__ import annotations
