@@ -85,7 +85,7 @@ def test_a_refused_program_fails_its_case_and_stands_in_the_table() -> None:
 
 def test_the_checked_in_results_are_complete() -> None:
     kept = json.loads(report.TPU_SUMMARY.read_text())
-    assert len(kept["operators"]) > 900 and kept["compiled"] == kept["programs"] > 5000 and not kept["failures"]
+    assert len(kept["operators"]) > 850 and kept["compiled"] == kept["programs"] > 5000 and not kept["failures"]
 
 
 # ---- kinds of program that a TPU's compiler does not take as the CPU's does -----------------------------------------
