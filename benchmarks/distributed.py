@@ -1,6 +1,7 @@
 """The process group ``tpu_dist`` against Gloo on CPU tensors, as ratios in one run.
 
-Two processes each. Bounds: all_reduce at most 1.15x; a training step at most 1.0x compiled and 1.3x eager.
+Two processes each. Bounds: all_reduce at most 1.15x; a training step at most 1.0x compiled and 1.3x eager. With
+``--local`` four devices of one process, in one program, against four processes: at most 1.0x.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import datetime
 import os
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -142,14 +145,83 @@ def worker(rank: int, world: int, port: int, options: argparse.Namespace) -> Non
     dist.destroy_process_group()
 
 
+# ---- four devices of one process, or four processes -----------------------------------------------------------------
+def local_devices(rounds: int) -> float:
+    """Seconds of a fully sharded step on four devices of this process."""
+    from torch_tpu import aot
+
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    model, count = Model(), 4
+    step, _ = aot.sharded_step(model, loss_of, {"fsdp": count}, lr=1e-4)
+    run = torch.tpu.distributed.spmd({"fsdp": count})(step)  # type: ignore[attr-defined]
+    states = []
+    for i in range(count):
+        parts = {n: _part(p.detach(), i, count).to(f"tpu:{i}") for n, p in model.named_parameters()}
+        moments = [{n: torch.zeros_like(p) for n, p in parts.items()} for _ in range(2)]
+        steps = {n: torch.zeros((), device=f"tpu:{i}") for n in parts}
+        tokens = torch.randint(0, 1024, (4, 129)).to(f"tpu:{i}")
+        states.append(({n: p.requires_grad_() for n, p in parts.items()}, {}, *moments, steps, tokens))
+    times = []
+    for _ in range(3 + rounds * 3):
+        start = time.perf_counter()
+        [loss.item() for loss in run(states)]
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[3:])
+
+
+def _part(whole: torch.Tensor, at: int, count: int) -> torch.Tensor:
+    return whole.chunk(count)[at].clone()
+
+
+def processes(rank: int, world: int, port: int, rounds: int) -> None:
+    global _sync
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    dist.init_process_group("cpu:gloo,tpu:tpu_dist", timeout=datetime.timedelta(minutes=10))
+    _sync = dist.new_group(backend="gloo")
+    torch.set_float32_matmul_precision("highest")
+    step = step_of("fsdp2", "tpu", True)
+    for _ in range(3):
+        step()
+    seconds = _median(step, rounds * 3)
+    if rank == 0:
+        print(f"seconds {seconds}", flush=True)
+    dist.destroy_process_group()
+
+
+def compare_local(rounds: int) -> None:
+    """Runs both in processes of their own, and prints the ratio."""
+    seconds = []
+    for part in ("devices", "processes"):
+        environment = {**os.environ, "TORCH_TPU_NUM_CPU_DEVICES": "4" if part == "devices" else "1"}
+        command = [sys.executable, __file__, "--part", part, "--rounds", str(rounds)]
+        text = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        seconds.append(float(text.rpartition("seconds ")[2].split()[0]))
+    print(f"{'':<44} {'4 devices':>12} {'4 processes':>12}")
+    ours, peer = seconds
+    print(f"{'fully sharded step':<44} {ours * 1e3:9.2f} ms {peer * 1e3:9.2f} ms {ours / peer:6.2f}x  (at most 1.0)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each measure (%(default)s)")
     parser.add_argument("--kinds", nargs="*", default=["ddp", "fsdp2"], help="training steps (%(default)s)")
+    parser.add_argument("--local", action="store_true", help="devices of one process against processes")
+    parser.add_argument("--part", choices=("devices", "processes"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.part == "devices":
+        print(f"seconds {local_devices(options.rounds)}")
+        return
+    if options.local:
+        compare_local(options.rounds)
+        return
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
+    if options.part == "processes":
+        mp.spawn(processes, args=(4, port, options.rounds), nprocs=4)
+        return
     mp.spawn(worker, args=(2, port, options), nprocs=2)
 
 
