@@ -221,3 +221,13 @@ def test_rows_a_power_of_two_apart_are_multiplied_exactly() -> None:
     with matmul_precision("highest"):
         torch.testing.assert_close((x.tpu() @ y.tpu().t()).cpu(), x @ y.t(), rtol=1e-5, atol=1e-4)
         torch.testing.assert_close((x.tpu().t().contiguous().t() @ y.tpu().t()).cpu(), x @ y.t(), rtol=1e-5, atol=1e-4)
+
+
+def test_a_linear_layer_in_bfloat16_rounds_the_product_and_then_the_sum() -> None:
+    """On every platform: what a TPU's program does is what a laptop shows."""
+    x, w, b = torch.randn(64, 32), torch.randn(16, 32), torch.randn(16)
+    x, w, b = (t.to(torch.bfloat16) for t in (x, w, b))
+    ours = torch.nn.functional.linear(x.to("tpu"), w.to("tpu"), b.to("tpu")).cpu()
+    exact = (x.double() @ w.double().T).to(torch.bfloat16)
+    torch.testing.assert_close(ours, exact + b, rtol=0, atol=0.0079 * exact.abs().max().item())
+    assert (ours == exact + b).float().mean() > 0.98  # all but sums on the edge between two numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, for_cpu, unmerged
+from torch_tpu.lowering.common import Scalar, as_value, compute_dtype, unmerged
 from torch_tpu.lowering.precision import matmul, product
 from torch_tpu.lowering.registry import lower
 from torch_tpu.stablehlo import Type, Value
@@ -56,9 +56,9 @@ def mm_dtype(x: Value, y: Value, dtype: torch.dtype) -> Value:
 def addmm(base: Value, x: Value, y: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> Value:
     if base.ndim == 1 and y.ndim == 2:  # a linear layer
         rows = unmerged(x)
-        # On a TPU the product is rounded before the bias is added: XLA moves what follows a product into the next one,
-        # and what is left between them in memory would be float32.
-        rounded = x.dtype == torch.bfloat16 and not for_cpu() and _is_number(alpha, 1) and _is_number(beta, 1)
+        # The product is rounded before the bias is added: a TPU's compiler moves what follows a product into the next
+        # one, and what is left between them in memory would be float32. The numbers are the same everywhere.
+        rounded = x.dtype == torch.bfloat16 and _is_number(alpha, 1) and _is_number(beta, 1)
         dtype = x.dtype if rounded else _accumulator(x.dtype)
         z = product(rows, y, contract=((rows.ndim - 1,), (0,)), dtype=dtype)
         return hlo.reshape(blend(base, z, beta, alpha, x.dtype), (x.shape[0], y.shape[1]))
