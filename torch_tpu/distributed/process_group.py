@@ -6,6 +6,7 @@ the devices' arrays in place (``csrc/distributed/``).
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -29,7 +30,8 @@ def _create(options: Any, _: Any) -> Any:
         )
     seconds = options.timeout.total_seconds()
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    store = options.store
+    # torchrun starts processes anew with the store of those that died: what they left must not be found.
+    store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/", options.store)
     host = dist.ProcessGroupGloo(
         dist.PrefixStore("host/", store), options.group_rank, options.group_size, options.timeout
     )

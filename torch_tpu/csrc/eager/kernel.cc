@@ -82,8 +82,8 @@ ProgramPtr Kernel::compile(Call& call, const c10::IValue* arguments, bool record
   Runtime::get();
   check_internal_overlap(arguments);
   const auto precision = static_cast<uint64_t>(current_precision());
-  auto program =
-      python::compile_program(name_, op_.schema(), arguments_, call, arguments, static_cast<int>(precision), record, exact);
+  auto program = python::compile_program(name_, op_.schema(), arguments_, call, arguments, static_cast<int>(precision),
+                                         record, exact);
   if (program->uses_precision) {
     uses_precision_ = true;
     call.key[0] = precision + 1;

@@ -213,8 +213,8 @@ void copy_from_host(at::Tensor& self, const at::Tensor& source, bool non_blockin
   cell_of(self).set(device.from_host(host.const_data_ptr(), type, std::move(keep)));
 }
 
-// A run of a storage's elements that is at least a quarter of them, or of a small storage, is read with the rest and cut
-// out on the host: results whose size depends on data, or changes, are such runs, and each size would be another
+// A run of a storage's elements that is at least a quarter of them, or of a small storage, is read with the rest and
+// cut out on the host: results whose size depends on data, or changes, are such runs, and each size would be another
 // program on the device.
 constexpr size_t kSmall = 1 << 16;
 bool copy_run_to_host(at::Tensor& self, const at::Tensor& source) {
@@ -238,7 +238,7 @@ void copy_to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking)
       is_plain(source) && !source.is_conj() && !source.is_neg() ? source : source.clone(at::MemoryFormat::Contiguous);
   if (!is_plain(from))
     from = run_boxed("aten::clone", "", from, c10::IValue(static_cast<int64_t>(at::MemoryFormat::Contiguous)));
-  device.check_faults();  // runs what was put off, too
+  device.check_faults();                      // runs what was put off, too
   if (!is_plain(from) && from.numel() > 0) {  // the beginning of an array that is longer: torch_tpu/bounded/eager.py
     const auto array = array_of(from);
     auto all = at::empty({array->type()->numel}, from.options().device(at::kCPU));
