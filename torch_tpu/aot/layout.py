@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.optim.adamw import adamw
 
 from torch_tpu.aot.topology import Topology
+from torch_tpu.aot.trace import update
 from torch_tpu.distributed.mesh import topology_aware_mesh
 from torch_tpu.distributed.partition import Partition
 
@@ -260,12 +260,7 @@ def sharded_step(
         with torch.no_grad():
             if dp > 1:
                 grads = [_wait(_functional.all_reduce(g, "avg", "dp")) for g in grads]
-            adamw(
-                [shards[n] for n in names], grads, [exp_avg[n] for n in names], [exp_avg_sq[n] for n in names], [],
-                [steps[n] for n in names], foreach=False, capturable=True, differentiable=False, fused=False,
-                grad_scale=None, found_inf=None, has_complex=False, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr,
-                weight_decay=weight_decay, eps=1e-8, maximize=False,
-            )  # fmt: skip
+            update(names, [shards[n] for n in names], grads, exp_avg, exp_avg_sq, steps, lr, weight_decay)
         return value.detach()
 
     return step, (parameters, buffers, fresh(), fresh(), steps)

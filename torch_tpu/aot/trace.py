@@ -178,6 +178,25 @@ def _swapped(modules: Sequence[nn.Module], states: Sequence[dict[str, Tensor]]) 
         yield
 
 
+def update(
+    names: Sequence[str],
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    exp_avg: Mapping[str, Tensor],
+    exp_avg_sq: Mapping[str, Tensor],
+    steps: Mapping[str, Tensor],
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """AdamW's step, parameters and state changed where they are; the state by the names of the parameters."""
+    adamw(
+        [*parameters], [*gradients], [exp_avg[n] for n in names], [exp_avg_sq[n] for n in names], [],
+        [steps[n] for n in names], foreach=False, capturable=True, differentiable=False, fused=False,
+        grad_scale=None, found_inf=None, has_complex=False, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr,
+        weight_decay=weight_decay, eps=1e-8, maximize=False,
+    )  # fmt: skip
+
+
 def training_step(
     module: nn.Module, loss: Callable[..., Tensor], *, lr: float = 1e-3, weight_decay: float = 0.01
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -213,12 +232,7 @@ def training_step(
         params: list[Tensor] = [now[n] for n in names]
         grads = torch.autograd.grad(value, params)
         with torch.no_grad():
-            adamw(
-                params, list(grads), [exp_avg[n] for n in names], [exp_avg_sq[n] for n in names], [],
-                [steps[n] for n in names], foreach=False, capturable=True, differentiable=False, fused=False,
-                grad_scale=None, found_inf=None, has_complex=False, amsgrad=False, beta1=0.9, beta2=0.999, lr=lr,
-                weight_decay=weight_decay, eps=1e-8, maximize=False,
-            )  # fmt: skip
+            update(names, params, grads, exp_avg, exp_avg_sq, steps, lr, weight_decay)
         return value.detach()
 
     return step, (module, state(), state(), steps)
